@@ -1,0 +1,13 @@
+//! Numeric operations of a decision model behind one [`Device`] trait.
+//!
+//! A device implements *operations* over packed, unpadded token matrices; it never sees a layer, a member or a
+//! request. [`reference`] is the definition of every operation in plain loops, kept for good: each faster
+//! implementation is tested against it. [`cpu`] is the implementation that serves on processors.
+
+pub mod cpu;
+pub mod device;
+pub mod error;
+pub mod reference;
+
+pub use device::{AttentionShape, DType, Device, GatedDeltaShape, HostTensor, Packing, PairGroup, RowSource, Sequence};
+pub use error::KernelError;

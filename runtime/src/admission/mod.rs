@@ -1,0 +1,1 @@
+//! Admission: reading, rendering, queueing and finishing, off the event loop.

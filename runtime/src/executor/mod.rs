@@ -1,0 +1,1 @@
+//! Executors: one device and one loaded member each.

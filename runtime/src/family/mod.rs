@@ -1,0 +1,164 @@
+//! Families of decision models: text becomes a plan, logits become answers. No device code.
+//!
+//! [`Plan`] goes to an executor, [`Logits`] come back; between the two, what a family must remember of a request
+//! waits in a [`Pending`]. Another family (Kev) is another implementation of [`Family`] and nothing else.
+
+pub mod vela;
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::wire::json::Value;
+use crate::wire::request::{Question, Strictness};
+use crate::wire::response::{Decision, Refusal};
+
+/// Code points of a text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct CharRange {
+    pub start: usize,
+    pub end: usize,
+}
+
+/// Tokens of a part or a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct TokenRange {
+    pub start: usize,
+    pub end: usize,
+}
+
+impl TokenRange {
+    /// Number of tokens.
+    pub fn len(self) -> usize {
+        self.end - self.start
+    }
+
+    /// Whether it covers nothing.
+    pub fn is_empty(self) -> bool {
+        self.start == self.end
+    }
+}
+
+/// What an executor computes for one request: the trees of all its rows and windows.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Plan {
+    pub trees: Vec<Tree>,
+}
+
+/// One prefix and the blocks that continue it, each by itself (spec: vela.md §6). Every block is read.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Tree {
+    pub prefix: Arc<[u32]>,
+    pub blocks: Vec<Block>,
+}
+
+/// A question's tokens after its prefix, and where its hidden states are read.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Block {
+    pub ids: Vec<u32>,
+    pub readout: Readout,
+}
+
+/// Positions inside a block (0 is the block's first token) and the head that reads them.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Readout {
+    /// The candidate head: one logit per option, read at `options[i]` against `query`.
+    Candidates { options: Vec<u32>, query: u32, set_bias: bool },
+    /// A span head: one logit per word and label; a word is read at its token, a label as the mean over its tokens.
+    /// Without words nothing is computed and the logits are empty.
+    Spans { head: SpanHead, words: Vec<u32>, labels: Vec<Range<u32>> },
+}
+
+/// Which of a member's span heads reads a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum SpanHead {
+    /// `span2.*`
+    Router,
+    /// `span_broad.*`
+    Broad,
+}
+
+impl SpanHead {
+    /// Its name on the wire.
+    pub fn name(self) -> &'static str {
+        match self {
+            SpanHead::Router => "router",
+            SpanHead::Broad => "broad",
+        }
+    }
+}
+
+impl Plan {
+    /// Tokens that a device computes for it, prefixes and blocks.
+    pub fn tokens(&self) -> usize {
+        self.trees.iter().map(Tree::tokens).sum()
+    }
+}
+
+impl Tree {
+    /// Tokens of the prefix and of every block.
+    pub fn tokens(&self) -> usize {
+        self.prefix.len() + self.blocks.iter().map(|block| block.ids.len()).sum::<usize>()
+    }
+}
+
+/// The raw F32 logits of one block, as its head gave them (a Set's include `set_bias`).
+#[derive(Clone, Debug, PartialEq)]
+pub struct Logits {
+    /// One row per option's or word; row-major.
+    pub values: Vec<f32>,
+    /// Values per row: 1 for candidates, the number of labels for spans.
+    pub columns: usize,
+}
+
+impl Logits {
+    /// The values of one row.
+    pub fn row(&self, row: usize) -> &[f32] {
+        &self.values[row * self.columns..(row + 1) * self.columns]
+    }
+
+    /// Number of rows.
+    pub fn rows(&self) -> usize {
+        self.values.len() / self.columns.max(1)
+    }
+
+    /// Whether every value is a number.
+    pub fn is_finite(&self) -> bool {
+        self.values.iter().all(|x| x.is_finite())
+    }
+}
+
+/// A request between its two halves.
+pub struct Rendered {
+    pub plan: Plan,
+    pub pending: Box<dyn Pending>,
+}
+
+/// What a family needs to turn a request's logits into its answers.
+pub trait Pending: Send {
+    /// `logits[tree][block]` in the order of the plan.
+    ///
+    /// # Errors
+    /// [`Refusal::InvalidModelOutput`] when a logit is not finite and the request is all-or-nothing.
+    fn finish(self: Box<Self>, logits: &[Vec<Logits>]) -> Result<Decision, Refusal>;
+}
+
+/// One family's reading of requests and writing of answers, for one member. Pure: no device, no clock, no status.
+pub trait Family: Send + Sync {
+    /// Reads a state and its questions, and lays them out.
+    ///
+    /// # Errors
+    /// [`Refusal::Invalid`] for an invalid state, or, when all-or-nothing, for any invalid question;
+    /// [`Refusal::TooLong`] when all-or-nothing and the questions alone do not fit.
+    fn render(
+        &self,
+        state: &Value,
+        questions: &[(String, Question)],
+        strictness: Strictness,
+    ) -> Result<Rendered, Refusal>;
+
+    /// Question types that `/v1/models` lists.
+    fn question_types(&self) -> &'static [&'static str];
+
+    /// The longest input of a row, in tokens.
+    fn max_length_tokens(&self) -> usize;
+}

@@ -1,0 +1,1 @@
+//! Routes, keys, limits, and the one table from error classes to statuses.

@@ -1,0 +1,17 @@
+//! Synod: exact, fast serving of System One decision models.
+//!
+//! One folder per stage that a request passes, in the order it passes them: [`http`] takes bytes, [`wire`] reads
+//! them, [`admission`] queues them, [`family`] turns text into a plan and logits into answers, [`executor`] runs the
+//! plan through [`model`] on one device. [`member`] is what makes files trustworthy, [`supervisor`] starts and
+//! watches executors, [`metrics`] counts, [`cli`] is the command line.
+
+pub mod admission;
+pub mod cli;
+pub mod executor;
+pub mod family;
+pub mod http;
+pub mod member;
+pub mod metrics;
+pub mod model;
+pub mod supervisor;
+pub mod wire;

@@ -1,0 +1,7 @@
+//! The `synod` binary.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    synod::cli::main()
+}

@@ -1,0 +1,1 @@
+//! Trees become hidden states (`qwen3_5`), hidden states become logits (`heads`). No text, no questions, no JSON.
