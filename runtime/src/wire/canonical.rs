@@ -1,0 +1,1 @@
+//! Text of JSON as Python writes it.
