@@ -1,13 +1,304 @@
 //! A request's envelope: everything outside the state and the questions, which are the family's to read.
+//!
+//! Reading is all or nothing: either a [`Request`] whose parts have the right JSON types and counts, or one entry per
+//! problem. Absent on purpose: whether `model` is served (admission knows), and what a state or question means.
 
-use super::json::Value;
+use super::json::{Object, Value};
+use super::response::{Detail, Loc};
 
 /// A question's body as sent; the family reads it.
 pub type Question = Value;
+
+/// Unknown keys that are named one by one; a refused body need not make a larger answer.
+const MAX_NAMED_KEYS: usize = 256;
 
 /// Whether one bad question spoils the request (`/v1/systemone`) or stands alone (`/v1/decisions`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Strictness {
     AllOrNothing,
     PerQuestion,
+}
+
+/// What the envelope may hold (system-one.md, Limits).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    pub max_questions: usize,
+    /// Code points.
+    pub max_question_id_chars: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { max_questions: 256, max_question_id_chars: 256 }
+    }
+}
+
+/// The body of a `POST` to `/v1/systemone` or `/v1/decisions`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Request {
+    /// A served name or alias; the deployment's default if absent.
+    pub model: Option<String>,
+    pub state: Value,
+    /// In request order, at least one; ids are unique.
+    pub questions: Vec<(String, Question)>,
+    /// Milliseconds that the caller gives the whole call, above 0.
+    pub deadline_ms: Option<u64>,
+}
+
+impl Request {
+    /// Reads a body.
+    ///
+    /// # Errors
+    /// One [`Detail`] per problem: unknown keys in request order, then `state`, `questions`, `model`, `options`. A
+    /// null `model`, `options` or `deadline_ms` is an absent one. Any id that is not too long names a question, also
+    /// a blank one, as in the oracle.
+    pub fn read(body: Value, limits: &Limits) -> Result<Request, Vec<Detail>> {
+        let Value::Object(body) = body else {
+            return Err(vec![problem(&[], "dict_type", "must be an object")]);
+        };
+        let mut problems = Problems::default();
+        problems.unknown_keys(&[], &body, &["model", "state", "questions", "options"]);
+        let mut fields = Fields::take(body);
+        if fields.state.is_none() {
+            problems.add(&["state"], "missing", "is required");
+        }
+        let questions = read_questions(fields.questions.take(), limits, &mut problems);
+        let model = read_model(fields.model.take(), &mut problems);
+        let deadline_ms = read_deadline(fields.options.take(), &mut problems);
+        match fields.state {
+            Some(state) if problems.found.is_empty() => Ok(Request { model, state, questions, deadline_ms }),
+            _ => Err(problems.found),
+        }
+    }
+}
+
+/// The known keys of a body.
+#[derive(Default)]
+struct Fields {
+    model: Option<Value>,
+    state: Option<Value>,
+    questions: Option<Value>,
+    options: Option<Value>,
+}
+
+impl Fields {
+    fn take(body: Object) -> Self {
+        let mut fields = Self::default();
+        for (key, value) in body {
+            match key.as_str() {
+                "model" => fields.model = Some(value),
+                "state" => fields.state = Some(value),
+                "questions" => fields.questions = Some(value),
+                "options" => fields.options = Some(value),
+                _ => {}
+            }
+        }
+        fields
+    }
+}
+
+#[derive(Default)]
+struct Problems {
+    found: Vec<Detail>,
+}
+
+impl Problems {
+    fn add(&mut self, loc: &[&str], code: &'static str, msg: impl Into<String>) {
+        self.found.push(problem(loc, code, msg));
+    }
+
+    fn unknown_keys(&mut self, loc: &[&str], object: &Object, known: &[&str]) {
+        for key in object.keys().filter(|key| !known.contains(key)).take(MAX_NAMED_KEYS) {
+            let msg = match (loc, key) {
+                ([], "states") => "several states in one call are not supported; send state and questions",
+                _ => "unknown field",
+            };
+            self.add(&[loc, &[key]].concat(), "extra_forbidden", msg);
+        }
+    }
+}
+
+/// `loc` is inside the body.
+fn problem(loc: &[&str], code: &'static str, msg: impl Into<String>) -> Detail {
+    let loc = std::iter::once(&"body").chain(loc).map(|&step| Loc::Key(step.to_owned())).collect();
+    Detail { loc, msg: msg.into(), code }
+}
+
+fn read_questions(value: Option<Value>, limits: &Limits, problems: &mut Problems) -> Vec<(String, Question)> {
+    let loc = &["questions"];
+    let questions = match value {
+        Some(Value::Object(questions)) => questions,
+        Some(_) => {
+            problems.add(loc, "dict_type", "must be an object");
+            return Vec::new();
+        }
+        None => {
+            problems.add(loc, "missing", "is required");
+            return Vec::new();
+        }
+    };
+    if questions.is_empty() {
+        problems.add(loc, "too_short", "needs at least 1");
+    }
+    if questions.len() > limits.max_questions {
+        problems.add(loc, "too_long", format!("takes at most {}", limits.max_questions));
+        return Vec::new();
+    }
+    let max_chars = limits.max_question_id_chars;
+    for id in questions.keys().filter(|id| id.chars().nth(max_chars).is_some()) {
+        problems.add(&["questions", id], "too_long", format!("takes at most {max_chars} characters"));
+    }
+    questions.into_iter().collect()
+}
+
+fn read_model(value: Option<Value>, problems: &mut Problems) -> Option<String> {
+    match value {
+        None | Some(Value::Null) => None,
+        Some(Value::Text(model)) => Some(model),
+        Some(_) => {
+            problems.add(&["model"], "string_type", "must be a string");
+            None
+        }
+    }
+}
+
+fn read_deadline(options: Option<Value>, problems: &mut Problems) -> Option<u64> {
+    let options = match options {
+        None | Some(Value::Null) => return None,
+        Some(Value::Object(options)) => options,
+        Some(_) => {
+            problems.add(&["options"], "dict_type", "must be an object");
+            return None;
+        }
+    };
+    problems.unknown_keys(&["options"], &options, &["deadline_ms"]);
+    let loc = &["options", "deadline_ms"];
+    let deadline_ms = match options.get("deadline_ms") {
+        None | Some(Value::Null) => return None,
+        // Beyond u64 is beyond any clock: the largest value means the same.
+        Some(Value::Int(digits)) if !digits.starts_with('-') => digits.parse().unwrap_or(u64::MAX),
+        Some(Value::Int(_)) => 0,
+        Some(Value::Float(ms)) => ms.ceil() as u64,
+        Some(_) => {
+            problems.add(loc, "float_type", "must be a number");
+            return None;
+        }
+    };
+    if deadline_ms == 0 {
+        problems.add(loc, "range", "must be above 0");
+        return None;
+    }
+    Some(deadline_ms)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::json;
+    use crate::wire::response::write_details;
+
+    fn read(body: &str) -> Result<Request, Vec<Detail>> {
+        Request::read(json::parse_text(body).unwrap(), &Limits::default())
+    }
+
+    fn refused(body: &str, expected: &[(&str, &str)]) {
+        let details = read(body).unwrap_err();
+        let found: Vec<_> = details.iter().map(|detail| (loc(detail), detail.code)).collect();
+        let expected: Vec<_> = expected.iter().map(|&(loc, code)| (loc.to_owned(), code)).collect();
+        assert_eq!(found, expected, "{}", write_details(&details));
+    }
+
+    fn loc(detail: &Detail) -> String {
+        let step = |step: &Loc| match step {
+            Loc::Key(key) => key.clone(),
+            Loc::Index(index) => index.to_string(),
+        };
+        detail.loc.iter().map(step).collect::<Vec<_>>().join("/")
+    }
+
+    #[test]
+    fn a_full_body_is_read() {
+        let request = read(
+            r#"{"questions": {"b": 1, "a": {}, " ": null}, "state": null, "model": "m", "options": {"deadline_ms": 1.5}}"#,
+        )
+        .unwrap();
+        assert_eq!(request.model.as_deref(), Some("m"));
+        assert_eq!(request.state, Value::Null);
+        assert_eq!(request.questions.iter().map(|(id, _)| id.as_str()).collect::<Vec<_>>(), ["b", "a", " "]);
+        assert_eq!(request.questions[0].1, Value::Int("1".into()));
+        assert_eq!(request.deadline_ms, Some(2));
+    }
+
+    #[test]
+    fn nulls_outside_state_and_questions_are_absent() {
+        let request = read(r#"{"state": "", "questions": {"a": 1}, "model": null, "options": null}"#).unwrap();
+        assert_eq!((request.model, request.deadline_ms), (None, None));
+        let request = read(r#"{"state": "", "questions": {"a": 1}, "options": {"deadline_ms": null}}"#).unwrap();
+        assert_eq!(request.deadline_ms, None);
+    }
+
+    #[test]
+    fn bodies_that_are_no_object_are_one_problem() {
+        for body in ["null", "[]", "\"x\"", "1", "true", "[{\"state\":1}]"] {
+            refused(body, &[("body", "dict_type")]);
+        }
+    }
+
+    #[test]
+    fn every_problem_of_the_envelope_is_named() {
+        refused("{}", &[("body/state", "missing"), ("body/questions", "missing")]);
+        refused(r#"{"state":1,"questions":{}}"#, &[("body/questions", "too_short")]);
+        refused(r#"{"state":1,"questions":null}"#, &[("body/questions", "dict_type")]);
+        refused(r#"{"state":1,"questions":[1]}"#, &[("body/questions", "dict_type")]);
+        refused(
+            r#"{"z":1,"state":1,"model":7,"a":1,"questions":{"q":1},"options":{"y":1,"deadline_ms":"5"}}"#,
+            &[
+                ("body/z", "extra_forbidden"),
+                ("body/a", "extra_forbidden"),
+                ("body/model", "string_type"),
+                ("body/options/y", "extra_forbidden"),
+                ("body/options/deadline_ms", "float_type"),
+            ],
+        );
+        refused(r#"{"state":1,"questions":{"q":1},"options":[]}"#, &[("body/options", "dict_type")]);
+        for deadline in ["0", "-1", "-0.5", "0.0", "-1e300"] {
+            let body = format!(r#"{{"state":1,"questions":{{"q":1}},"options":{{"deadline_ms":{deadline}}}}}"#);
+            refused(&body, &[("body/options/deadline_ms", "range")]);
+        }
+        refused(
+            r#"{"states":{"a":{}}}"#,
+            &[("body/states", "extra_forbidden"), ("body/state", "missing"), ("body/questions", "missing")],
+        );
+    }
+
+    #[test]
+    fn counts_and_lengths_are_limited() {
+        let body = |count: usize| {
+            let questions: Vec<_> = (0..count).map(|i| format!("\"{i}\":1")).collect();
+            format!(r#"{{"state":1,"questions":{{{}}}}}"#, questions.join(","))
+        };
+        assert_eq!(read(&body(256)).unwrap().questions.len(), 256);
+        refused(&body(257), &[("body/questions", "too_long")]);
+
+        let body = |id: &str| format!(r#"{{"state":1,"questions":{{"{id}":1}}}}"#);
+        // Code points, not bytes.
+        assert!(read(&body(&"é".repeat(256))).is_ok());
+        let id = "é".repeat(257);
+        refused(&body(&id), &[(&format!("body/questions/{id}"), "too_long")]);
+    }
+
+    #[test]
+    fn deadlines_of_any_size_are_read() {
+        for (digits, expected) in [("1", 1), ("18446744073709551616", u64::MAX), ("1e300", u64::MAX), ("0.2", 1)] {
+            let body = format!(r#"{{"state":1,"questions":{{"q":1}},"options":{{"deadline_ms":{digits}}}}}"#);
+            assert_eq!(read(&body).unwrap().deadline_ms, Some(expected));
+        }
+    }
+
+    #[test]
+    fn a_flood_of_unknown_keys_makes_a_small_answer() {
+        let keys: Vec<_> = (0..10_000).map(|i| format!("\"{i}\":0")).collect();
+        let details = read(&format!("{{{}}}", keys.join(","))).unwrap_err();
+        assert_eq!(details.len(), MAX_NAMED_KEYS + 2);
+    }
 }

@@ -1,5 +1,6 @@
 //! Answers and refusals, and their exact text (vela.md §9, system-one.md).
 
+use super::canonical::{KeyOrder, write_array, write_float, write_object, write_text, write_value};
 use super::json::Value;
 
 /// One state's part of a response: everything but `model`.
@@ -18,11 +19,28 @@ pub struct Decision {
 /// An answer to one question, or to one label of a Set.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Answer {
-    Choice { choice: String, confidence: f64, probabilities: Vec<(String, f64)>, abstain_probability: Option<f64> },
-    Noul { noul: f64, abstain_probability: Option<f64> },
-    Score { score: f64, confidence: f64, legend: Vec<String>, probabilities: Vec<f64> },
+    Choice {
+        choice: String,
+        confidence: f64,
+        probabilities: Vec<(String, f64)>,
+        abstain_probability: Option<f64>,
+    },
+    Noul {
+        noul: f64,
+        abstain_probability: Option<f64>,
+    },
+    Score {
+        score: f64,
+        confidence: f64,
+        legend: Vec<String>,
+        probabilities: Vec<f64>,
+    },
     /// `/v1/decisions` only. `kind` is the question's `type` as sent, null if unreadable.
-    Failed { kind: Value, error: String, message: String },
+    Failed {
+        kind: Value,
+        error: String,
+        message: String,
+    },
 }
 
 /// A decoded span; offsets are code points of the field or part that the question reads.
@@ -68,4 +86,246 @@ pub struct Detail {
 pub enum Loc {
     Key(String),
     Index(usize),
+}
+
+/// The body of a 200 (vela.md §9): keys in the specification's order, numbers as Python writes floats. `spans`,
+/// `span_heads`, `sets` and `thresholds` stand there only if they have entries.
+pub fn write_decision(model: &str, decision: &Decision) -> String {
+    let mut out = String::from("{\"model\":");
+    write_text(&mut out, model);
+    out.push_str(",\"answers\":");
+    write_object(&mut out, pairs(&decision.answers), write_answer);
+    out.push_str(",\"usage\":{\"input_tokens\":");
+    out.push_str(&decision.input_tokens.to_string());
+    out.push_str(",\"output_tokens\":0}");
+    if !decision.spans.is_empty() {
+        out.push_str(",\"spans\":");
+        write_object(&mut out, pairs(&decision.spans), |out, spans| write_array(out, spans, write_span));
+    }
+    if !decision.span_heads.is_empty() {
+        out.push_str(",\"span_heads\":");
+        write_object(&mut out, pairs(&decision.span_heads), |out, head| write_text(out, head));
+    }
+    if !decision.sets.is_empty() {
+        out.push_str(",\"sets\":");
+        write_object(&mut out, pairs(&decision.sets), write_set);
+    }
+    if !decision.thresholds.is_empty() {
+        out.push_str(",\"thresholds\":");
+        write_floats(&mut out, &decision.thresholds);
+    }
+    out.push('}');
+    out
+}
+
+/// The body of a 422.
+pub fn write_details(details: &[Detail]) -> String {
+    let mut out = String::from("{\"detail\":");
+    write_array(&mut out, details, |out, detail| {
+        out.push_str("{\"loc\":");
+        write_array(out, &detail.loc, |out, step| match step {
+            Loc::Key(key) => write_text(out, key),
+            Loc::Index(index) => out.push_str(&index.to_string()),
+        });
+        out.push_str(",\"msg\":");
+        write_text(out, &detail.msg);
+        out.push_str(",\"type\":");
+        write_text(out, detail.code);
+        out.push('}');
+    });
+    out.push('}');
+    out
+}
+
+/// The body of every other refusal: `{"error":{"code","message"}}`.
+pub fn write_error(code: &str, message: &str) -> String {
+    let mut out = String::from("{\"error\":{\"code\":");
+    write_text(&mut out, code);
+    out.push_str(",\"message\":");
+    write_text(&mut out, message);
+    out.push_str("}}");
+    out
+}
+
+fn pairs<T>(entries: &[(String, T)]) -> impl Iterator<Item = (&str, &T)> {
+    entries.iter().map(|(key, value)| (key.as_str(), value))
+}
+
+fn write_answer(out: &mut String, answer: &Answer) {
+    match answer {
+        Answer::Choice { choice, confidence, probabilities, abstain_probability } => {
+            out.push_str("{\"type\":\"choice\",\"choice\":");
+            write_text(out, choice);
+            out.push_str(",\"confidence\":");
+            write_float(out, *confidence);
+            out.push_str(",\"probabilities\":");
+            write_floats(out, probabilities);
+            write_abstain(out, *abstain_probability);
+        }
+        Answer::Noul { noul, abstain_probability } => {
+            out.push_str("{\"type\":\"noul\",\"noul\":");
+            write_float(out, *noul);
+            write_abstain(out, *abstain_probability);
+        }
+        Answer::Score { score, confidence, legend, probabilities } => {
+            out.push_str("{\"type\":\"score\",\"score\":");
+            write_float(out, *score);
+            out.push_str(",\"confidence\":");
+            write_float(out, *confidence);
+            out.push_str(",\"legend\":");
+            write_object(out, numbered(legend), |out, text| write_text(out, text));
+            out.push_str(",\"probabilities\":");
+            write_object(out, numbered(probabilities), |out, p| write_float(out, *p));
+        }
+        Answer::Failed { kind, error, message } => {
+            out.push_str("{\"type\":");
+            write_value(out, kind, KeyOrder::Kept);
+            out.push_str(",\"error\":");
+            write_text(out, error);
+            out.push_str(",\"message\":");
+            write_text(out, message);
+        }
+    }
+    out.push('}');
+}
+
+fn write_abstain(out: &mut String, abstain_probability: Option<f64>) {
+    if let Some(p) = abstain_probability {
+        out.push_str(",\"abstain_probability\":");
+        write_float(out, p);
+    }
+}
+
+/// Entries keyed "0", "1", …
+fn numbered<T>(entries: &[T]) -> impl Iterator<Item = (String, &T)> {
+    entries.iter().enumerate().map(|(i, entry)| (i.to_string(), entry))
+}
+
+fn write_floats(out: &mut String, entries: &[(String, f64)]) {
+    write_object(out, pairs(entries), |out, x| write_float(out, *x));
+}
+
+fn write_span(out: &mut String, span: &Span) {
+    out.push_str("{\"label\":");
+    write_text(out, &span.label);
+    out.push_str(",\"start\":");
+    out.push_str(&span.start.to_string());
+    out.push_str(",\"end\":");
+    out.push_str(&span.end.to_string());
+    out.push_str(",\"text\":");
+    write_text(out, &span.text);
+    out.push_str(",\"probability\":");
+    write_float(out, span.probability);
+    out.push('}');
+}
+
+fn write_set(out: &mut String, set: &SetAnswer) {
+    out.push_str("{\"selected\":");
+    write_array(out, &set.selected, |out, label| write_text(out, label));
+    out.push_str(",\"probabilities\":");
+    write_floats(out, &set.probabilities);
+    out.push('}');
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn choice(abstain_probability: Option<f64>) -> Answer {
+        let probabilities = vec![("b".into(), 0.75), ("a\"".into(), 1e-7)];
+        Answer::Choice { choice: "b".into(), confidence: 0.5, probabilities, abstain_probability }
+    }
+
+    fn decision() -> Decision {
+        let span =
+            Span { label: "名".into(), start: 4, end: 6, text: "Tö".into(), probability: 0.324_050_277_471_542_36 };
+        Decision {
+            answers: vec![
+                ("z".into(), choice(None)),
+                ("a".into(), Answer::Noul { noul: 1.0, abstain_probability: None }),
+                (
+                    "s".into(),
+                    Answer::Score {
+                        score: 0.0,
+                        confidence: 1.0,
+                        legend: vec!["low".into(), "low".into()],
+                        probabilities: vec![1.0, 0.0],
+                    },
+                ),
+            ],
+            input_tokens: 1238,
+            spans: vec![("p".into(), vec![span]), ("q".into(), vec![])],
+            span_heads: vec![("p".into(), "router"), ("q".into(), "broad")],
+            sets: vec![("t".into(), SetAnswer { selected: vec!["x".into()], probabilities: vec![("x".into(), 0.5)] })],
+            thresholds: vec![("t".into(), 0.0), ("p".into(), 1.0)],
+        }
+    }
+
+    /// The expected text is what the oracle's `wire` (Python's `json.dumps`) prints for the same data.
+    #[test]
+    fn decisions_have_the_keys_of_the_specification_in_order() {
+        assert_eq!(
+            write_decision("vela-\"4b\"", &decision()),
+            concat!(
+                r#"{"model":"vela-\"4b\"","answers":{"z":{"type":"choice","choice":"b","confidence":0.5,"#,
+                r#""probabilities":{"b":0.75,"a\"":1e-07}},"a":{"type":"noul","noul":1.0},"#,
+                r#""s":{"type":"score","score":0.0,"confidence":1.0,"legend":{"0":"low","1":"low"},"#,
+                r#""probabilities":{"0":1.0,"1":0.0}}},"usage":{"input_tokens":1238,"output_tokens":0},"#,
+                r#""spans":{"p":[{"label":"名","start":4,"end":6,"text":"Tö","probability":0.32405027747154236}],"q":[]},"#,
+                r#""span_heads":{"p":"router","q":"broad"},"#,
+                r#""sets":{"t":{"selected":["x"],"probabilities":{"x":0.5}}},"thresholds":{"t":0.0,"p":1.0}}"#
+            )
+        );
+    }
+
+    #[test]
+    fn what_has_no_entries_has_no_key() {
+        let bare = Decision {
+            answers: vec![("n".into(), Answer::Noul { noul: 0.25, abstain_probability: None })],
+            input_tokens: 7,
+            spans: vec![],
+            span_heads: vec![],
+            sets: vec![],
+            thresholds: vec![],
+        };
+        assert_eq!(
+            write_decision("m", &bare),
+            r#"{"model":"m","answers":{"n":{"type":"noul","noul":0.25}},"usage":{"input_tokens":7,"output_tokens":0}}"#
+        );
+    }
+
+    #[test]
+    fn the_abstain_probability_is_the_last_key_of_an_answer() {
+        let check = |answer: &Answer, expected: &str| {
+            let mut out = String::new();
+            write_answer(&mut out, answer);
+            assert_eq!(out, expected);
+        };
+        check(
+            &choice(Some(0.125)),
+            r#"{"type":"choice","choice":"b","confidence":0.5,"probabilities":{"b":0.75,"a\"":1e-07},"abstain_probability":0.125}"#,
+        );
+        check(
+            &Answer::Noul { noul: 0.5, abstain_probability: Some(0.0) },
+            r#"{"type":"noul","noul":0.5,"abstain_probability":0.0}"#,
+        );
+        check(
+            &Answer::Failed { kind: Value::Null, error: "dict_type".into(), message: "must be an object".into() },
+            r#"{"type":null,"error":"dict_type","message":"must be an object"}"#,
+        );
+    }
+
+    #[test]
+    fn refusals_are_what_the_sdk_reads() {
+        let detail = Detail {
+            loc: vec![Loc::Key("body".into()), Loc::Key("a\nb".into()), Loc::Index(3)],
+            msg: "is required".into(),
+            code: "missing",
+        };
+        assert_eq!(
+            write_details(&[detail.clone(), detail]),
+            r#"{"detail":[{"loc":["body","a\nb",3],"msg":"is required","type":"missing"},{"loc":["body","a\nb",3],"msg":"is required","type":"missing"}]}"#
+        );
+        assert_eq!(write_error("too_long", "say \"x\""), r#"{"error":{"code":"too_long","message":"say \"x\""}}"#);
+    }
 }
