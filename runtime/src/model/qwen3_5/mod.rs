@@ -1,0 +1,3 @@
+//! The Qwen3.5 hybrid text backbone (spec: vela.md §7).
+
+pub mod config;
