@@ -145,12 +145,8 @@ pub trait Device: Send {
     fn load_embedding(&self, rows: Box<dyn RowSource>) -> Result<Self::Embedding, KernelError>;
 
     /// `out[i] = table[ids[i]]`, F32, `[ids, hidden]`.
-    fn embedding_gather(
-        &self,
-        table: &Self::Embedding,
-        ids: &[u32],
-        out: &mut Self::Matrix,
-    ) -> Result<(), KernelError>;
+    fn embedding_gather(&self, table: &Self::Embedding, ids: &[u32], out: &mut Self::Matrix)
+    -> Result<(), KernelError>;
 
     /// `out = x · weightᵀ`: `[m, in] × [out, in]ᵀ → [m, out]`, F32 accumulation in an order that depends on neither
     /// `m` nor the thread count.

@@ -4,10 +4,14 @@
 //! request. [`reference`] is the definition of every operation in plain loops, kept for good: each faster
 //! implementation is tested against it. [`cpu`] is the implementation that serves on processors.
 
+mod checks;
 pub mod cpu;
 pub mod device;
 pub mod error;
+mod host;
 pub mod reference;
+mod rotary;
 
 pub use device::{AttentionShape, DType, Device, GatedDeltaShape, HostTensor, Packing, PairGroup, RowSource, Sequence};
 pub use error::KernelError;
+pub use host::{HostEmbedding, HostMatrix, HostVector};

@@ -1,0 +1,86 @@
+//! Matrices and parameters in host memory, which both host devices (the reference and the CPU) compute on.
+
+use half::bf16;
+
+use crate::{DType, HostTensor, KernelError, RowSource, checks};
+
+/// A row-major F32 matrix `[rows, columns]` in host memory.
+#[derive(Debug, Default)]
+pub struct HostMatrix {
+    rows: usize,
+    columns: usize,
+    /// `rows * columns` elements; what a smaller shape leaves of the storage stays allocated for the next larger one.
+    values: Vec<f32>,
+}
+
+impl HostMatrix {
+    /// Gives the matrix a shape. Its elements are unspecified until the operation writes every one of them.
+    pub(crate) fn reshape(&mut self, rows: usize, columns: usize) {
+        self.rows = rows;
+        self.columns = columns;
+        self.values.resize(checks::product(&[rows, columns]), 0.0);
+    }
+
+    /// `(rows, columns)`.
+    pub(crate) fn shape(&self) -> checks::Shape {
+        (self.rows, self.columns)
+    }
+
+    pub(crate) fn row(&self, row: usize) -> &[f32] {
+        &self.values[row * self.columns..][..self.columns]
+    }
+
+    pub(crate) fn row_mut(&mut self, row: usize) -> &mut [f32] {
+        &mut self.values[row * self.columns..][..self.columns]
+    }
+
+    /// All elements, row-major.
+    pub(crate) fn values(&self) -> &[f32] {
+        &self.values
+    }
+
+    /// All elements, row-major.
+    pub(crate) fn values_mut(&mut self) -> &mut [f32] {
+        &mut self.values
+    }
+}
+
+/// An F32 parameter in host memory, flattened row-major.
+#[derive(Debug)]
+pub struct HostVector(pub(crate) Vec<f32>);
+
+/// An embedding table whose rows stay in their file.
+pub struct HostEmbedding(pub(crate) Box<dyn RowSource>);
+
+impl HostEmbedding {
+    /// Reads the rows `ids` into `out`, shaped `[ids, hidden]`.
+    pub(crate) fn gather(&self, ids: &[u32], out: &mut HostMatrix) -> Result<(), KernelError> {
+        checks::indices("embedding_gather", "token id", ids, self.0.rows())?;
+        out.reshape(ids.len(), self.0.width());
+        self.0.read_rows(ids, out.values_mut())
+    }
+}
+
+impl HostTensor<'_> {
+    /// Refuses bytes that are not the shape's and the dtype's.
+    pub(crate) fn check(&self, op: &'static str) -> Result<(), KernelError> {
+        let expected = checks::product(self.shape).saturating_mul(self.dtype.bytes());
+        checks::dimension(op, "bytes of the tensor", expected, self.bytes.len())
+    }
+
+    /// `[out, in]` of a Linear weight whose bytes are checked.
+    pub(crate) fn linear_shape(&self, op: &'static str) -> Result<checks::Shape, KernelError> {
+        self.check(op)?;
+        checks::dimension(op, "dimensions of the weight", 2, self.shape.len())?;
+        Ok((self.shape[0], self.shape[1]))
+    }
+
+    /// Every element widened to F32 (exactly: BF16 is the upper half of an F32), row-major.
+    pub(crate) fn widened(&self, op: &'static str) -> Result<Vec<f32>, KernelError> {
+        self.check(op)?;
+        Ok(match self.dtype {
+            DType::F32 => self.bytes.as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect(),
+            DType::Bf16 => self.bytes.as_chunks().0.iter().map(|&bytes| bf16::from_le_bytes(bytes).to_f32()).collect(),
+        })
+    }
+}

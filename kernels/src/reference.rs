@@ -1,1 +1,0 @@
-//! The definition of every operation, in plain loops.

@@ -1,0 +1,1 @@
+//! Hand-derived cases of the definition itself.
