@@ -14,6 +14,7 @@ pub fn is_word(c: char) -> bool {
 }
 
 /// `\s` of Python's `re`, and what `str.strip` removes: Unicode's `White_Space` and U+001C–U+001F.
+#[rustfmt::skip] // Ranges read better in rows.
 pub fn is_space(c: char) -> bool {
     matches!(c, '\t'..='\r' | '\u{1c}'..=' ' | '\u{85}' | '\u{a0}' | '\u{1680}' | '\u{2000}'..='\u{200a}' | '\u{2028}'
         | '\u{2029}' | '\u{202f}' | '\u{205f}' | '\u{3000}')
@@ -31,6 +32,7 @@ pub fn is_blank(text: &str) -> bool {
 
 /// The CJK class of vela.md §5. It begins at U+8C48 where one would expect U+F900, on purpose: Hangul syllables and
 /// the private use area are in it.
+#[rustfmt::skip] // Ranges read better in rows.
 pub fn is_cjk(c: char) -> bool {
     matches!(c, '\u{2e80}'..='\u{31ff}' | '\u{3400}'..='\u{4dbf}' | '\u{4e00}'..='\u{faff}' | '\u{fe30}'..='\u{fe4f}'
         | '\u{ff00}'..='\u{ffef}')
@@ -38,6 +40,7 @@ pub fn is_cjk(c: char) -> bool {
 
 /// [`is_cjk`] under `re.IGNORECASE`: also letters whose other case lies in the class, some of the IPA's and
 /// Cherokee's.
+#[rustfmt::skip] // Ranges read better in rows.
 pub fn is_cjk_ignoring_case(c: char) -> bool {
     is_cjk(c)
         || matches!(c, '\u{25c}' | '\u{261}' | '\u{265}' | '\u{266}' | '\u{26a}' | '\u{26c}' | '\u{282}' | '\u{287}'
