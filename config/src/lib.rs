@@ -8,6 +8,12 @@
 mod deployment;
 mod error;
 mod placement;
+mod read;
+mod read_member;
+mod rules;
+mod table;
+#[cfg(test)]
+mod tests;
 
 pub use deployment::{Anchor, Deployment, Gates, Key, Limits, Member, OnDrift, Profile, Queue, Server};
 pub use error::{ConfigError, Finding};
