@@ -1,7 +1,7 @@
 //! Character classes as Python 3.11 means them (Unicode 14.0.0), whatever Unicode this binary's Rust knows.
 //!
 //! The reference cuts text with Python's `re` and `str`, and a word more or less is another answer. Small classes are
-//! written out; large ones are generated into `tables` by `recipe/unicode/tables.py`. All of them are compared with
+//! written out; large ones are generated into `tables` by `recipe/reading/unicode.py`. All of them are compared with
 //! Python's over every code point.
 
 mod tables;
