@@ -39,7 +39,9 @@ impl DType {
 /// A tensor in host memory, row-major, as the member's verified bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct HostTensor<'a> {
+    /// Element type of `bytes`.
     pub dtype: DType,
+    /// Dimensions, outermost first.
     pub shape: &'a [usize],
     /// `shape.product() * dtype.bytes()` bytes, little-endian.
     pub bytes: &'a [u8],
@@ -76,6 +78,7 @@ pub struct Sequence {
 /// How a batch's rows form sequences. Rows are covered exactly once, in order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Packing {
+    /// The sequences, in row order.
     pub sequences: Vec<Sequence>,
 }
 
@@ -89,9 +92,13 @@ impl Packing {
 /// Head counts and widths of a gated delta rule layer (spec: vela.md §7, Gated `DeltaNet`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GatedDeltaShape {
+    /// Heads of q and k; each serves `value_heads / key_heads` consecutive value heads.
     pub key_heads: usize,
+    /// Heads of v and of the output.
     pub value_heads: usize,
+    /// Elements of a head of q or k.
     pub key_dim: usize,
+    /// Elements of a head of v.
     pub value_dim: usize,
 }
 
@@ -105,12 +112,17 @@ impl GatedDeltaShape {
 /// Head counts and widths of a full attention layer (spec: vela.md §7, Full attention).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AttentionShape {
+    /// Query heads.
     pub num_attention_heads: usize,
+    /// Key and value heads; each serves `num_attention_heads / num_key_value_heads` consecutive query heads.
     pub num_key_value_heads: usize,
+    /// Elements of a head.
     pub head_dim: usize,
     /// Leading dimensions of a head that are rotated (`head_dim * partial_rotary_factor`), even.
     pub rotary_dim: usize,
+    /// Base of the rotary embedding.
     pub rope_theta: f32,
+    /// Epsilon of the norms of queries and keys.
     pub rms_norm_eps: f32,
 }
 
@@ -291,6 +303,8 @@ pub trait Device: Send {
 /// Rows of the left and right matrices of [`Device::pair_scores`] that are scored against each other.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PairGroup {
+    /// Rows of the left matrices.
     pub left: Range<u32>,
+    /// Rows of the right matrices.
     pub right: Range<u32>,
 }

@@ -1,6 +1,9 @@
 //! The one error type of this crate.
 
-/// Why an operation could not run. Every variant names the operation; nothing here is a property of a request's text.
+/// Why an operation could not run. `op` is the operation's name in [`crate::Device`], `what` the part of its operands.
+///
+/// Every variant names the operation; nothing here is a property of a request's text.
+#[allow(missing_docs)] // The fields are what the messages say.
 #[derive(Debug, thiserror::Error)]
 pub enum KernelError {
     /// An operand's dimension is not what the other operands call for.
