@@ -193,8 +193,10 @@ mod tests {
         read_state(&parse_text(json).unwrap())
     }
 
-    /// Parts as `(role, text, [(field, start, end)])`.
-    fn check(json: &str, expected: &[(Role, &str, &[(&str, usize, usize)])]) {
+    /// A part: role, text, and its fields with their ranges.
+    type Expected<'a> = (Role, &'a str, &'a [(&'a str, usize, usize)]);
+
+    fn check(json: &str, expected: &[Expected<'_>]) {
         let state = read(json).unwrap();
         assert_eq!(state.parts.len(), expected.len(), "{json}");
         for (part, (role, text, fields)) in state.parts.iter().zip(expected) {

@@ -348,7 +348,7 @@ impl Random {
              \u{a4cf} \u{a4d0} ɜ ʂ Ꭰ ꭰ \u{1c88} 🙂 👨\u{200d}👩 𠀀 ½ ٣ \u{200b} . , ; : ! ? ) ] } > ( \" ' “ ” ’ » 「 』 / % + 1";
         let pieces: Vec<&str> = PIECES.split(' ').collect();
         let mut text = String::new();
-        for _ in 0..1 + self.below(16) {
+        for _ in 0..=self.below(16) {
             match self.below(12) {
                 0 => text.push([' ', '\n', '\u{1c}', '\u{85}', '\u{a0}', '\u{2003}'][self.below(6)]),
                 1 => {
