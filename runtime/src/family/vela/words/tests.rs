@@ -343,9 +343,11 @@ impl Random {
 
     /// A short text of pieces that the patterns single out, and of characters from anywhere.
     fn text(&mut self) -> String {
-        const PIECES: &str = "http:// https:// HTTPS:// httpſ:// www. WWW. http:/ a.b/c?d tom@example.com a@b.c a@b.cd.e \
-             .@. a.a.a @x_9 @ .. - -- _ __ -_ a-b_c K \u{212a} ſİı é e\u{301} मिल ที่ العر 漢字 あ 한 \u{3000} 。 Ａ 豈 \
-             \u{a4cf} \u{a4d0} ɜ ʂ Ꭰ ꭰ \u{1c88} 🙂 👨\u{200d}👩 𠀀 ½ ٣ \u{200b} . , ; : ! ? ) ] } > ( \" ' “ ” ’ » 「 』 / % + 1";
+        const PIECES: &str = "\
+             http:// https:// HTTPS:// httpſ:// www. WWW. http:/ a.b/c?d tom@example.com a@b.c a@b.cd.e .@. \
+             a.a.a @x_9 @ .. - -- _ __ -_ a-b_c K \u{212a} ſİı é e\u{301} मिल ที่ العر 漢字 あ 한 \u{3000} 。 Ａ 豈 \
+             \u{a4cf} \u{a4d0} ɜ ʂ Ꭰ ꭰ \u{1c88} 🙂 👨\u{200d}👩 𠀀 ½ ٣ \u{200b} . , ; : ! ? ) ] } > ( \" ' “ ” ’ » \
+             「 』 / % + 1";
         let pieces: Vec<&str> = PIECES.split(' ').collect();
         let mut text = String::new();
         for _ in 0..=self.below(16) {
