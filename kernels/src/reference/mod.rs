@@ -7,8 +7,6 @@
 
 mod rowwise;
 mod sequence;
-#[cfg(test)]
-mod tests;
 
 use std::ops::Range;
 

@@ -1,0 +1,385 @@
+//! Gated causal attention by tiles of queries, on the matrix product's register tile.
+//!
+//! Keys are normed and rotated once and packed as panels `[head_dim][NR keys]`, values as panels `[tokens][NR columns]`;
+//! a prefix's panels serve all its blocks. A piece of work has a few queries of one head: their scores with every key
+//! they see (a strip of `MR × keys`, never `L × L`), the softmax of each row, and the product with the values, block by
+//! block of [`KC`] keys counted from the start of the prefix and of the sequence. A masked key has probability zero, so
+//! a query's sum has the same bits whichever queries share its tile.
+
+use std::ops::Range;
+
+use crate::cpu::gemm::{KC, MAX_MR, MAX_NR, NR_VECTORS, PanelColumns, multiply, tile_rows};
+use crate::cpu::math;
+use crate::cpu::pool::Pool;
+use crate::cpu::shared::SharedMatrix;
+use crate::cpu::simd::{Isa, Kernel, Simd};
+use crate::host::HostMatrix;
+use crate::rotary::RotaryTable;
+use crate::{AttentionShape, Packing, Sequence};
+
+/// The operands of [`crate::Device::gated_attention`], checked.
+pub(crate) struct Attention<'a> {
+    pub(crate) shape: AttentionShape,
+    pub(crate) q_gate: &'a HostMatrix,
+    pub(crate) k: &'a HostMatrix,
+    pub(crate) v: &'a HostMatrix,
+    pub(crate) q_norm: &'a [f32],
+    pub(crate) k_norm: &'a [f32],
+    /// Covers every position of the packing.
+    pub(crate) rotary: &'a RotaryTable,
+}
+
+/// Packed keys and values, kept between calls for their memory.
+#[derive(Default)]
+pub(crate) struct AttentionScratch {
+    /// `[kv_heads][panels of all sequences][head_dim][NR]`, normed and rotated.
+    keys: Vec<f32>,
+    /// `[kv_heads][head_dim / NR][tokens][NR]`.
+    values: Vec<f32>,
+}
+
+/// Some keys of one sequence, side by side in one panel.
+struct KeyPanel {
+    rows: Range<usize>,
+    /// Position of the first key.
+    position: usize,
+}
+
+/// The keys of one sequence that a tile's queries see, from its first on.
+#[derive(Clone, Copy)]
+struct Segment {
+    first_panel: usize,
+    first_row: usize,
+    keys: usize,
+}
+
+/// Where everything lies in the scratch memory, and the query tiles.
+struct Plan {
+    panel_columns: usize,
+    key_panels: Vec<KeyPanel>,
+    /// First key panel of each sequence.
+    first_panels: Vec<usize>,
+    /// Sequence and queries (counted from the sequence's start) of each tile.
+    tiles: Vec<(usize, Range<usize>)>,
+}
+
+impl Plan {
+    fn new(packing: &Packing, panel_columns: usize, tile_queries: usize) -> Self {
+        let mut plan = Plan { panel_columns, key_panels: Vec::new(), first_panels: Vec::new(), tiles: Vec::new() };
+        for (number, &sequence) in packing.sequences.iter().enumerate() {
+            plan.first_panels.push(plan.key_panels.len());
+            for key in (0..sequence.len).step_by(panel_columns) {
+                let rows = sequence.start + key..sequence.start + sequence.len.min(key + panel_columns);
+                plan.key_panels.push(KeyPanel { rows, position: sequence.position + key });
+            }
+            let tiles = (0..sequence.len).step_by(tile_queries);
+            plan.tiles.extend(tiles.map(|first| (number, first..sequence.len.min(first + tile_queries))));
+        }
+        plan
+    }
+
+    /// The first `keys` keys of a sequence.
+    fn segment(&self, packing: &Packing, sequence: usize, keys: usize) -> Segment {
+        Segment { first_panel: self.first_panels[sequence], first_row: packing.sequences[sequence].start, keys }
+    }
+}
+
+impl Attention<'_> {
+    /// Attends over every sequence; `out` has its shape.
+    pub(crate) fn run(
+        &self,
+        pool: &Pool,
+        isa: Isa,
+        packing: &Packing,
+        scratch: &mut AttentionScratch,
+        out: &mut HostMatrix,
+    ) {
+        let plan = Plan::new(packing, isa.run(PanelColumns), isa.run(TileQueries));
+        if plan.tiles.is_empty() {
+            return;
+        }
+        self.pack_keys(pool, isa, &plan, &mut scratch.keys);
+        self.pack_values(pool, &plan, &mut scratch.values);
+        let out = SharedMatrix::new(out);
+        let heads = self.shape.num_attention_heads;
+        pool.for_each(plan.tiles.len() * heads, |item| {
+            let (number, queries) = plan.tiles[item / heads].clone();
+            let sequence = packing.sequences[number];
+            let parent = sequence.parent.map(|parent| plan.segment(packing, parent, sequence.position));
+            let segments = [parent, Some(plan.segment(packing, number, queries.end))];
+            isa.run(QueryTile {
+                operands: self,
+                plan: &plan,
+                scratch,
+                segments,
+                sequence,
+                queries,
+                head: item % heads,
+                out: &out,
+            });
+        });
+    }
+
+    fn pack_keys(&self, pool: &Pool, isa: Isa, plan: &Plan, keys: &mut Vec<f32>) {
+        let AttentionShape { num_key_value_heads, head_dim, .. } = self.shape;
+        let panel_elements = head_dim * plan.panel_columns;
+        let panels = plan.key_panels.len();
+        keys.resize(num_key_value_heads * panels * panel_elements, 0.0);
+        pool.for_each_chunk(keys, panel_elements, 1, |index, values| {
+            isa.run(PackKeys {
+                operands: self,
+                panel: &plan.key_panels[index % panels],
+                kv_head: index / panels,
+                values,
+            });
+        });
+    }
+
+    fn pack_values(&self, pool: &Pool, plan: &Plan, values: &mut Vec<f32>) {
+        let AttentionShape { num_key_value_heads, head_dim, .. } = self.shape;
+        let (tokens, _) = self.v.shape();
+        let width = plan.panel_columns;
+        let panels = head_dim.div_ceil(width);
+        values.resize(num_key_value_heads * panels * tokens * width, 0.0);
+        pool.for_each_chunk(values, tokens * width, 1, |index, values| {
+            let first = index % panels * width;
+            let columns = first..head_dim.min(first + width);
+            for (token, values) in values.chunks_exact_mut(width).enumerate() {
+                let head = &self.v.row(token)[index / panels * head_dim..][..head_dim];
+                values[..columns.len()].copy_from_slice(&head[columns.clone()]);
+                values[columns.len()..].fill(0.0);
+            }
+        });
+    }
+
+    /// `out = rotate(rms_norm(head)) · scale`.
+    #[inline(always)]
+    fn norm_and_rotate<S: Simd>(
+        &self,
+        simd: S,
+        (head, weight): (&[f32], &[f32]),
+        position: usize,
+        scale: f32,
+        out: &mut [f32],
+    ) {
+        let one = simd.splat(1.0);
+        let factor = simd.splat(math::rms_scale(simd, head, self.shape.rms_norm_eps) * scale);
+        math::zip_map(simd, out, [head, weight], |_, [x, weight]| simd.mul(simd.mul(x, factor), simd.add(one, weight)));
+        let (cos, sin) = self.rotary.cos_sin(position);
+        let (left, right) = out[..self.shape.rotary_dim].split_at_mut(self.shape.rotary_dim / 2);
+        for (((left, right), cos), sin) in left.iter_mut().zip(right).zip(cos).zip(sin) {
+            (*left, *right) = (*left * cos - *right * sin, *right * cos + *left * sin);
+        }
+    }
+}
+
+/// Queries of a full tile.
+struct TileQueries;
+
+impl Kernel for TileQueries {
+    type Output = usize;
+    #[inline(always)]
+    fn run<S: Simd>(self, _: S) -> usize {
+        S::MR
+    }
+}
+
+/// Norms, rotates and transposes one panel of keys of one head.
+struct PackKeys<'a> {
+    operands: &'a Attention<'a>,
+    panel: &'a KeyPanel,
+    kv_head: usize,
+    /// `[head_dim, NR]`.
+    values: &'a mut [f32],
+}
+
+impl Kernel for PackKeys<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let width = NR_VECTORS * S::LANES;
+        let head_dim = self.operands.shape.head_dim;
+        let mut key = vec![0.0; head_dim];
+        self.values.fill(0.0);
+        for (column, row) in self.panel.rows.clone().enumerate() {
+            let head = &self.operands.k.row(row)[self.kv_head * head_dim..][..head_dim];
+            let position = self.panel.position + column;
+            self.operands.norm_and_rotate(simd, (head, self.operands.k_norm), position, 1.0, &mut key);
+            for (values, &key) in self.values.chunks_exact_mut(width).zip(&key) {
+                values[column] = key;
+            }
+        }
+    }
+}
+
+/// Some consecutive queries of one head of one sequence.
+struct QueryTile<'a> {
+    operands: &'a Attention<'a>,
+    plan: &'a Plan,
+    scratch: &'a AttentionScratch,
+    /// The keys that the queries see: the parent's, then the sequence's own.
+    segments: [Option<Segment>; 2],
+    sequence: Sequence,
+    queries: Range<usize>,
+    head: usize,
+    out: &'a SharedMatrix<'a>,
+}
+
+impl Kernel for QueryTile<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let height = tile_rows(self.queries.len());
+        let visible = self.sequence.position + self.queries.end;
+        let mut scores = vec![0.0; height * visible];
+        self.score(simd, height, &mut scores);
+        let mut probabilities = vec![0.0; visible * height];
+        let mut totals = [1.0; MAX_MR];
+        for (query, scores) in scores.chunks_exact_mut(visible).take(self.queries.len()).enumerate() {
+            let seen = self.sequence.position + self.queries.start + query + 1;
+            totals[query] = exponentials(simd, &mut scores[..seen]);
+            for (probabilities, &score) in probabilities.chunks_exact_mut(height).zip(&scores[..seen]) {
+                probabilities[query] = score;
+            }
+        }
+        self.mix(simd, height, &probabilities, &totals);
+    }
+}
+
+impl QueryTile<'_> {
+    #[inline(always)]
+    fn kv_head(&self) -> usize {
+        let AttentionShape { num_attention_heads, num_key_value_heads, .. } = self.operands.shape;
+        self.head / (num_attention_heads / num_key_value_heads)
+    }
+
+    /// The query's row of `q_gate`, its query and its gate.
+    #[inline(always)]
+    fn query_and_gate(&self, query: usize) -> (&[f32], &[f32]) {
+        let head_dim = self.operands.shape.head_dim;
+        let row = self.operands.q_gate.row(self.sequence.start + self.queries.start + query);
+        row[2 * self.head * head_dim..][..2 * head_dim].split_at(head_dim)
+    }
+
+    /// `[head_dim, height]`: the queries normed, rotated and scaled.
+    #[inline(always)]
+    fn pack_queries<S: Simd>(&self, simd: S, height: usize) -> Vec<f32> {
+        let head_dim = self.operands.shape.head_dim;
+        let scale = 1.0 / (head_dim as f32).sqrt();
+        let mut rotated = vec![0.0; head_dim];
+        let mut packed = vec![0.0; head_dim * height];
+        for query in 0..self.queries.len() {
+            let (head, _) = self.query_and_gate(query);
+            let position = self.sequence.position + self.queries.start + query;
+            self.operands.norm_and_rotate(simd, (head, self.operands.q_norm), position, scale, &mut rotated);
+            for (packed, &value) in packed.chunks_exact_mut(height).zip(&rotated) {
+                packed[query] = value;
+            }
+        }
+        packed
+    }
+
+    /// Writes every query's scores with the keys that any of them sees, `[height, visible]`.
+    #[inline(always)]
+    fn score<S: Simd>(&self, simd: S, height: usize, scores: &mut [f32]) {
+        let width = NR_VECTORS * S::LANES;
+        let visible = scores.len() / height;
+        let panel_elements = self.operands.shape.head_dim * width;
+        let first_panel = self.kv_head() * self.plan.key_panels.len();
+        let queries = self.pack_queries(simd, height);
+        let mut products = [0.0; MAX_MR * MAX_NR];
+        let mut start = 0;
+        for segment in self.segments.into_iter().flatten() {
+            let end = start + segment.keys;
+            for (panel, first) in (start..end).step_by(width).enumerate() {
+                let panel = first_panel + segment.first_panel + panel;
+                let keys = &self.scratch.keys[panel * panel_elements..][..panel_elements];
+                multiply(simd, height, &queries, keys, &mut products);
+                let columns = first..end.min(first + width);
+                for (products, scores) in products.chunks_exact(width).zip(scores.chunks_exact_mut(visible)) {
+                    scores[columns.clone()].copy_from_slice(&products[..columns.len()]);
+                }
+            }
+            start = end;
+        }
+    }
+
+    /// Writes `sigmoid(gate) · Σ_j probabilities[j] · v[j] / total` of every query.
+    #[inline(always)]
+    fn mix<S: Simd>(&self, simd: S, height: usize, probabilities: &[f32], totals: &[f32]) {
+        let width = NR_VECTORS * S::LANES;
+        let head_dim = self.operands.shape.head_dim;
+        let mut sums = [0.0; MAX_MR * MAX_NR];
+        for panel in 0..head_dim.div_ceil(width) {
+            self.weighted_values(simd, height, probabilities, panel, &mut sums);
+            let columns = panel * width..head_dim.min((panel + 1) * width);
+            for query in 0..self.queries.len() {
+                let row = self.sequence.start + self.queries.start + query;
+                let (_, gate) = self.query_and_gate(query);
+                let head = self.head * head_dim;
+                // SAFETY: no other piece has this head of these queries; the part ends with this iteration.
+                let out = unsafe { self.out.part(row, head + columns.start..head + columns.end) };
+                let sums = &sums[query * width..][..out.len()];
+                let scale = simd.splat(1.0 / totals[query]);
+                math::zip_map(simd, out, [sums, &gate[columns.clone()]], |_, [sum, gate]| {
+                    simd.mul(simd.mul(sum, scale), math::sigmoid(simd, gate))
+                });
+            }
+        }
+    }
+
+    /// `sums[i, c] = Σ_j probabilities[j, i] · v[j, c]` for a panel of columns.
+    #[inline(always)]
+    fn weighted_values<S: Simd>(
+        &self,
+        simd: S,
+        height: usize,
+        probabilities: &[f32],
+        panel: usize,
+        sums: &mut [f32; MAX_MR * MAX_NR],
+    ) {
+        let width = NR_VECTORS * S::LANES;
+        let tokens = self.operands.v.shape().0;
+        let panels = self.operands.shape.head_dim.div_ceil(width);
+        let values = &self.scratch.values[(self.kv_head() * panels + panel) * tokens * width..][..tokens * width];
+        let mut products = [0.0; MAX_MR * MAX_NR];
+        let mut rest = probabilities;
+        sums.fill(0.0);
+        for segment in self.segments.into_iter().flatten() {
+            let (probabilities, after) = rest.split_at(segment.keys * height);
+            rest = after;
+            let values = &values[segment.first_row * width..];
+            for (probabilities, values) in probabilities.chunks(KC * height).zip(values.chunks(KC * width)) {
+                multiply(simd, height, probabilities, values, &mut products);
+                for (sum, product) in sums[..height * width].iter_mut().zip(&products) {
+                    *sum += product;
+                }
+            }
+        }
+    }
+}
+
+/// `scores[j] = exp(scores[j] − max)`; returns their sum.
+#[inline(always)]
+fn exponentials<S: Simd>(simd: S, scores: &mut [f32]) -> f32 {
+    let mut largest = simd.splat(f32::NEG_INFINITY);
+    let chunks = scores.chunks_exact(S::LANES);
+    let rest = simd.load_partial(chunks.remainder(), f32::NEG_INFINITY);
+    for chunk in chunks {
+        largest = simd.max(simd.load(chunk), largest);
+    }
+    let largest = simd.splat(simd.largest(simd.max(rest, largest)));
+    let mut total = simd.splat(0.0);
+    let mut chunks = scores.chunks_exact_mut(S::LANES);
+    for chunk in &mut chunks {
+        let value = math::exp(simd, simd.sub(simd.load(chunk), largest));
+        total = simd.add(total, value);
+        simd.store(value, chunk);
+    }
+    let rest = chunks.into_remainder();
+    let value = math::exp(simd, simd.sub(simd.load_partial(rest, f32::NEG_INFINITY), largest));
+    simd.store_partial(value, rest);
+    simd.sum(simd.add(total, value))
+}

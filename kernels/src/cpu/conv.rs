@@ -1,0 +1,81 @@
+//! The causal depthwise convolution of the gated delta rule's layers.
+
+use crate::cpu::math;
+use crate::cpu::pool::Pool;
+use crate::cpu::simd::{Isa, Kernel, Simd};
+use crate::host::HostMatrix;
+use crate::{Packing, Sequence};
+
+/// The checked operation of [`crate::Device::causal_conv1d_silu`]; `out` has its shape.
+pub(crate) fn causal_conv1d_silu(
+    pool: &Pool,
+    isa: Isa,
+    packing: &Packing,
+    weight: &[f32],
+    x: &HostMatrix,
+    out: &mut HostMatrix,
+) {
+    let channels = x.shape().1;
+    let taps = transposed(weight, channels);
+    pool.for_each_row(out, |row, out| {
+        // Sequences are in row order; an empty one has no row.
+        let number = packing.sequences.partition_point(|sequence| sequence.start + sequence.len <= row);
+        isa.run(ConvRow { packing, sequence: packing.sequences[number], taps: &taps, x, row, out });
+    });
+}
+
+/// `[channels, taps]` to `[taps, channels]`.
+fn transposed(weight: &[f32], channels: usize) -> Vec<f32> {
+    let taps = weight.len() / channels.max(1);
+    let mut transposed = vec![0.0; weight.len()];
+    for (channel, weights) in weight.chunks_exact(taps.max(1)).enumerate() {
+        for (tap, &weight) in weights.iter().enumerate() {
+            transposed[tap * channels + channel] = weight;
+        }
+    }
+    transposed
+}
+
+/// One token's convolution and SiLU.
+struct ConvRow<'a> {
+    packing: &'a Packing,
+    sequence: Sequence,
+    /// `[taps, channels]`.
+    taps: &'a [f32],
+    x: &'a HostMatrix,
+    row: usize,
+    out: &'a mut [f32],
+}
+
+impl ConvRow<'_> {
+    /// The row of the token `back` tokens before this one, in its sequence or its parent.
+    #[inline(always)]
+    fn input_row(&self, back: usize) -> Option<usize> {
+        let token = self.row - self.sequence.start;
+        if back <= token {
+            return Some(self.row - back);
+        }
+        let parent = self.packing.sequences[self.sequence.parent?];
+        (parent.start + parent.len).checked_sub(back - token).filter(|&row| row >= parent.start)
+    }
+}
+
+impl Kernel for ConvRow<'_> {
+    type Output = ();
+
+    /// Adds tap after tap to the whole row, oldest token first.
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let channels = self.x.shape().1;
+        let taps = self.taps.len() / channels;
+        self.out.fill(0.0);
+        for (tap, weight) in self.taps.chunks_exact(channels).enumerate() {
+            if let Some(row) = self.input_row(taps - 1 - tap) {
+                math::zip_map(simd, self.out, [self.x.row(row), weight], |sum, [x, weight]| {
+                    simd.mul_add(x, weight, sum)
+                });
+            }
+        }
+        math::zip_map(simd, self.out, [], |sum, []| math::silu(simd, sum));
+    }
+}

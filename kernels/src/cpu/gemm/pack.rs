@@ -1,0 +1,151 @@
+//! Operands in the order in which the register tile reads them.
+
+use std::ops::Range;
+
+use crate::cpu::gemm::{NR_VECTORS, PanelColumns, tile_rows};
+use crate::cpu::pool::Pool;
+use crate::cpu::simd::{Isa, Simd};
+use crate::host::HostMatrix;
+use crate::{DType, HostTensor, KernelError};
+
+/// A Linear weight `[out, in]` as panels `[out / NR][in][NR]`; the outputs that the last panel lacks are zero.
+#[derive(Debug)]
+pub struct CpuWeight {
+    outputs: usize,
+    inputs: usize,
+    panel_columns: usize,
+    panels: Panels,
+}
+
+#[derive(Debug)]
+enum Panels {
+    Bf16(Vec<u16>),
+    F32(Vec<f32>),
+}
+
+impl CpuWeight {
+    /// Packs a weight for an instruction set.
+    pub(crate) fn pack(pool: &Pool, isa: Isa, weight: HostTensor<'_>) -> Result<Self, KernelError> {
+        let (outputs, inputs) = weight.linear_shape("load_weight")?;
+        let panel_columns = isa.run(PanelColumns);
+        let panels = match weight.dtype {
+            DType::Bf16 => {
+                Panels::Bf16(pack_panels(pool, inputs, panel_columns, weight.bytes.as_chunks().0, u16::from_le_bytes))
+            }
+            DType::F32 => {
+                Panels::F32(pack_panels(pool, inputs, panel_columns, weight.bytes.as_chunks().0, f32::from_le_bytes))
+            }
+        };
+        Ok(CpuWeight { outputs, inputs, panel_columns, panels })
+    }
+
+    pub(crate) fn outputs(&self) -> usize {
+        self.outputs
+    }
+
+    pub(crate) fn inputs(&self) -> usize {
+        self.inputs
+    }
+
+    pub(crate) fn panel_columns(&self) -> usize {
+        self.panel_columns
+    }
+
+    pub(crate) fn panels(&self) -> usize {
+        self.outputs.div_ceil(self.panel_columns)
+    }
+
+    /// A block of inputs of a panel, `[block, NR]` in F32: as stored, or widened into `scratch`.
+    #[inline(always)]
+    pub(crate) fn block<'a, S: Simd>(
+        &'a self,
+        simd: S,
+        panel: usize,
+        block: Range<usize>,
+        scratch: &'a mut [f32],
+    ) -> &'a [f32] {
+        let width = NR_VECTORS * S::LANES;
+        let elements = (panel * self.inputs + block.start) * width..(panel * self.inputs + block.end) * width;
+        match &self.panels {
+            Panels::F32(values) => &values[elements],
+            Panels::Bf16(values) => {
+                let values = &values[elements];
+                let widened = &mut scratch[..values.len()];
+                for (values, widened) in values.chunks_exact(S::LANES).zip(widened.chunks_exact_mut(S::LANES)) {
+                    simd.store(simd.load_bf16(values), widened);
+                }
+                widened
+            }
+        }
+    }
+}
+
+/// Transposes each group of `width` rows of a row-major `[rows, inputs]` weight.
+fn pack_panels<T: Copy + Default + Send, const BYTES: usize>(
+    pool: &Pool,
+    inputs: usize,
+    width: usize,
+    elements: &[[u8; BYTES]],
+    from_bytes: impl Fn([u8; BYTES]) -> T + Sync,
+) -> Vec<T> {
+    let panel_elements = inputs * width;
+    if panel_elements == 0 {
+        return Vec::new();
+    }
+    let mut panels = vec![T::default(); elements.len().div_ceil(panel_elements) * panel_elements];
+    pool.for_each_chunk(&mut panels, panel_elements, 1, |panel, values| {
+        let rows = &elements[panel * panel_elements..elements.len().min((panel + 1) * panel_elements)];
+        for (column, row) in rows.chunks_exact(inputs).enumerate() {
+            for (input, &bytes) in row.iter().enumerate() {
+                values[input * width + column] = from_bytes(bytes);
+            }
+        }
+    });
+    panels
+}
+
+/// Rows of a left operand as tiles `[rows / MR][in][MR]`; the last tile is as low as the compiled heights allow, and
+/// the rows that it lacks are zero.
+#[derive(Debug, Default)]
+pub(crate) struct Lhs {
+    rows: usize,
+    inputs: usize,
+    full_rows: usize,
+    values: Vec<f32>,
+}
+
+impl Lhs {
+    /// Packs some rows of a matrix with at least one column.
+    pub(crate) fn pack(&mut self, pool: &Pool, x: &HostMatrix, rows: Range<usize>, full_rows: usize) {
+        let inputs = x.shape().1;
+        (self.rows, self.inputs, self.full_rows) = (rows.len(), inputs, full_rows);
+        let last = rows.len() % full_rows;
+        let padded = rows.len() - last + if last == 0 { 0 } else { tile_rows(last) };
+        self.values.resize(padded * inputs, 0.0);
+        pool.for_each_chunk(&mut self.values, full_rows * inputs, 1, |tile, values| {
+            let height = values.len() / inputs;
+            let first = rows.start + tile * full_rows;
+            for row in 0..height {
+                let source = (first + row < rows.end).then(|| x.row(first + row));
+                for (input, values) in values.chunks_exact_mut(height).enumerate() {
+                    values[row] = source.map_or(0.0, |source| source[input]);
+                }
+            }
+        });
+    }
+
+    /// The tiles of some of the packed rows, which start at a tile.
+    pub(crate) fn tiles(&self, rows: Range<usize>) -> Range<usize> {
+        rows.start / self.full_rows..rows.end.div_ceil(self.full_rows)
+    }
+
+    /// Of a tile: its rows, its height, and a block of its inputs `[block, height]`.
+    #[inline(always)]
+    pub(crate) fn block(&self, tile: usize, block: Range<usize>) -> (Range<usize>, usize, &[f32]) {
+        let first = tile * self.full_rows;
+        let rows = first..self.rows.min(first + self.full_rows);
+        let height = tile_rows(rows.len());
+        let values = &self.values[first * self.inputs..];
+        (rows, height, &values[block.start * height..block.end * height])
+    }
+}

@@ -1,0 +1,110 @@
+//! Elementary functions and reductions on vectors.
+//!
+//! [`exp`] is within 2 ULP of the exact value; the functions made of it within a few. A reduction's order depends on the
+//! number of elements and of lanes alone.
+
+use crate::cpu::simd::Simd;
+
+/// `e^x`, within 2 ULP (1 on ULP-rounded results below the smallest normal number).
+///
+/// `x = n·ln 2 + r` with `|r| ≤ ln 2 / 2`; `e^r` by its Taylor polynomial of degree 7 (remainder below 2^−27), scaled by
+/// `2^n` in two factors, so that results fade into subnormal numbers and overflow to infinity as they should.
+#[inline(always)]
+pub(crate) fn exp<S: Simd>(simd: S, x: S::Vector) -> S::Vector {
+    // ln 2 in two parts; the upper one has so few bits that its product with n is exact.
+    const LN_2_HIGH: f32 = 355.0 / 512.0;
+    const LN_2_LOW: f32 = -2.121_944_4e-4;
+    const COEFFICIENTS: [f32; 6] = [1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0];
+
+    // Beyond these bounds the result is 0 or infinite. The operands' order lets a NaN through.
+    let x = simd.min(simd.splat(89.0), simd.max(simd.splat(-104.0), x));
+    let n = round(simd, simd.mul(x, simd.splat(std::f32::consts::LOG2_E)));
+    let r = simd.mul_add(n, simd.splat(-LN_2_HIGH), x);
+    let r = simd.mul_add(n, simd.splat(-LN_2_LOW), r);
+
+    let mut polynomial = simd.splat(1.0 / 5040.0);
+    for coefficient in COEFFICIENTS {
+        polynomial = simd.mul_add(polynomial, r, simd.splat(coefficient));
+    }
+    let exp_r = simd.mul_add(polynomial, r, simd.splat(1.0));
+
+    let half = round(simd, simd.mul(n, simd.splat(0.5)));
+    let scaled = simd.mul(exp_r, simd.power_of_two(half));
+    simd.mul(scaled, simd.power_of_two(simd.sub(n, half)))
+}
+
+/// The nearest whole number of values below 2^22 in magnitude.
+#[inline(always)]
+fn round<S: Simd>(simd: S, x: S::Vector) -> S::Vector {
+    // At this magnitude a unit in the last place is 1, so the sum itself rounds.
+    let magic = simd.splat(1.5 * (1 << 23) as f32);
+    simd.sub(simd.add(x, magic), magic)
+}
+
+/// `1 / (1 + e^−x)`.
+#[inline(always)]
+pub(crate) fn sigmoid<S: Simd>(simd: S, x: S::Vector) -> S::Vector {
+    let one = simd.splat(1.0);
+    let exp = exp(simd, simd.sub(simd.splat(0.0), x));
+    simd.div(one, simd.add(one, exp))
+}
+
+/// `x · sigmoid(x)`.
+#[inline(always)]
+pub(crate) fn silu<S: Simd>(simd: S, x: S::Vector) -> S::Vector {
+    simd.mul(x, sigmoid(simd, x))
+}
+
+/// `out[i] = f(out[i], [input[i] for each input])`, all of one length.
+#[inline(always)]
+pub(crate) fn zip_map<S: Simd, const N: usize>(
+    simd: S,
+    out: &mut [f32],
+    inputs: [&[f32]; N],
+    f: impl Fn(S::Vector, [S::Vector; N]) -> S::Vector,
+) {
+    let whole = out.len() - out.len() % S::LANES;
+    let inputs = inputs.map(|input| &input[..out.len()]);
+    for start in (0..whole).step_by(S::LANES) {
+        let values = inputs.map(|input| simd.load(&input[start..start + S::LANES]));
+        let out = &mut out[start..start + S::LANES];
+        simd.store(f(simd.load(out), values), out);
+    }
+    let rest = &mut out[whole..];
+    if !rest.is_empty() {
+        let values = inputs.map(|input| simd.load_partial(&input[whole..], 0.0));
+        simd.store_partial(f(simd.load_partial(rest, 0.0), values), rest);
+    }
+}
+
+/// `Σ f(x[i], y[i])` where `f(0, 0) = 0`: lane sums in order, then the lanes in order.
+#[inline(always)]
+pub(crate) fn zip_sum<S: Simd>(
+    simd: S,
+    x: &[f32],
+    y: &[f32],
+    f: impl Fn(S::Vector, S::Vector, S::Vector) -> S::Vector,
+) -> f32 {
+    let mut sum = simd.splat(0.0);
+    let (x_chunks, y_chunks) = (x.chunks_exact(S::LANES), y.chunks_exact(S::LANES));
+    let (x_rest, y_rest) = (x_chunks.remainder(), y_chunks.remainder());
+    for (x, y) in x_chunks.zip(y_chunks) {
+        sum = f(simd.load(x), simd.load(y), sum);
+    }
+    if !x_rest.is_empty() {
+        sum = f(simd.load_partial(x_rest, 0.0), simd.load_partial(y_rest, 0.0), sum);
+    }
+    simd.sum(sum)
+}
+
+/// `Σ x[i] · y[i]`.
+#[inline(always)]
+pub(crate) fn dot<S: Simd>(simd: S, x: &[f32], y: &[f32]) -> f32 {
+    zip_sum(simd, x, y, |x, y, sum| simd.mul_add(x, y, sum))
+}
+
+/// `rsqrt(mean(x²) + eps)`.
+#[inline(always)]
+pub(crate) fn rms_scale<S: Simd>(simd: S, x: &[f32], eps: f32) -> f32 {
+    1.0 / (dot(simd, x, x) / x.len() as f32 + eps).sqrt()
+}

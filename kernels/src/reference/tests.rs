@@ -1,1 +1,0 @@
-//! Hand-derived cases of the definition itself.
