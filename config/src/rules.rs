@@ -97,26 +97,28 @@ fn resolve_models(key: &RawKey, names: &Names, report: &mut Report) -> Vec<Strin
     resolved
 }
 
-/// No core has two executors, and no member has two on one card. Members may share a card, as memory allows.
+/// A member has one executor on a core or card. Different members may share one, as memory allows, but on a core
+/// they take each other's time, which is worth a warning.
 pub(crate) fn check_placements(members: &[RawMember], report: &mut Report) {
-    let all: Vec<(usize, &Placed<Placement>)> = members
-        .iter()
-        .enumerate()
-        .flat_map(|(i, member)| member.devices.iter().map(move |device| (i, device)))
-        .collect();
-    for (i, (owner, device)) in all.iter().enumerate() {
-        let clash = all[..i].iter().find(|(other_owner, other)| {
-            let exclusive = matches!(device.value, Placement::Cpu(_)) || owner == other_owner;
-            exclusive && device.value.overlaps(&other.value)
-        });
-        let Some((_, other)) = clash else { continue };
-        let problem = format!("{} overlaps {} at line {}", device.value, other.value, other.place.line);
-        let advice = match &device.value {
-            Placement::Cpu(_) => "give every executor cores of its own",
-            Placement::Cuda(_) => "name every card of a member once",
-        };
-        report.error(&device.place, problem, advice);
+    for (i, member) in members.iter().enumerate() {
+        let others = members[..i].iter().flat_map(|other| &other.devices);
+        for (j, device) in member.devices.iter().enumerate() {
+            let overlaps = |other: &&Placed<Placement>| device.value.overlaps(&other.value);
+            if let Some(own) = member.devices[..j].iter().find(overlaps) {
+                let problem = overlap(device, own);
+                report.error(&device.place, problem, "give every executor of a member a device of its own");
+            } else if let Some(other) = others.clone().find(overlaps)
+                && matches!(device.value, Placement::Cpu(_))
+            {
+                let problem = overlap(device, other);
+                report.warning(&device.place, problem, "both members run, each slower while the other is busy");
+            }
+        }
     }
+}
+
+fn overlap(device: &Placed<Placement>, other: &Placed<Placement>) -> String {
+    format!("{} overlaps {} at line {}", device.value, other.value, other.place.line)
 }
 
 /// Without keys only this machine may call, unless the deployment says otherwise.

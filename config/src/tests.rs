@@ -466,30 +466,32 @@ fn models_are_served_ones() {
 }
 
 #[test]
-fn no_core_or_card_is_given_twice() {
-    let cores = "give every executor cores of its own";
+fn a_member_uses_a_device_once() {
+    let own = "give every executor of a member a device of its own";
     broken(
-        "devices = [\"cuda:0\", \"cuda:1\"]",
-        "devices = [\"cpu:3\"]",
-        &[&format!("50: member.devices: cpu:0-3 overlaps cpu:3 at line 35; {cores}")],
+        "\"cpu:0-3\"",
+        "\"cpu:0\", \"cpu:*\"",
+        &[&format!("50: member.devices: cpu:* overlaps cpu:0 at line 50; {own}")],
     );
-    broken(
-        "devices = [\"cpu:0-3\"]",
-        "devices = [\"cpu:0\", \"cpu:*\"]",
-        &[&format!("50: member.devices: cpu:* overlaps cpu:0 at line 50; {cores}")],
-    );
-    broken(
-        "devices = [\"cuda:0\", \"cuda:1\"]",
-        "devices = [\"cuda:0\", \"cuda:0\"]",
-        &["35: member.devices: cuda:0 overlaps cuda:0 at line 35; name every card of a member once"],
-    );
-    broken(
-        "devices = [\"cuda:0\", \"cuda:1\"]",
-        "devices = [\"cuda:0\", \"cuda:*\"]",
-        &["35: member.devices: cuda:* overlaps cuda:0 at line 35; name every card of a member once"],
-    );
-    // Two members may share a card.
+    for (first, second) in [("cuda:0", "cuda:0"), ("cuda:0", "cuda:*"), ("cpu:0-3", "cpu:3-4")] {
+        broken(
+            "\"cuda:0\", \"cuda:1\"",
+            &format!("\"{first}\", \"{second}\""),
+            &[&format!("35: member.devices: {second} overlaps {first} at line 35; {own}")],
+        );
+    }
+}
+
+#[test]
+fn members_may_share_devices_but_hear_of_shared_cores() {
     good(&FULL.replace("\"cpu:0-3\"", "\"cuda:0\""));
+    let (_, warnings) = read(&FULL.replace("[\"cuda:0\", \"cuda:1\"]", "[\"cpu:3\"]")).unwrap();
+    let warnings: Vec<_> = warnings.iter().map(ToString::to_string).collect();
+    assert_eq!(
+        warnings,
+        ["etc/synod.toml:50: member.devices: cpu:0-3 overlaps cpu:3 at line 35; \
+          both members run, each slower while the other is busy"]
+    );
 }
 
 #[test]
