@@ -1,1 +1,330 @@
-//! Counters and histograms for Prometheus.
+//! Counters and histograms for Prometheus, under the names of design.md.
+//!
+//! Every handle is an atomic that its user keeps: an executor resolves its own children once, when it is placed, so
+//! that nothing on the path of a request takes a lock that another executor takes. The [`Reporter`] actor owns the
+//! writing of a scrape, off the path of requests.
+//!
+//! Labels are bounded by the deployment: members, devices, routes and codes of this program. A name that a client
+//! sent is never a label, nor is anything else of a request. Metrics whose subject does not exist yet (drift, prefix
+//! cache, device sensors) are absent on purpose.
+
+mod process;
+mod reporter;
+
+use std::time::Duration;
+
+use prometheus::core::Collector;
+use prometheus::{
+    Gauge, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
+};
+
+pub use reporter::{Reporter, Scrape};
+
+/// Upper bounds in seconds: a cached token lookup is far below the first, the slowest honest answer below the last.
+const SECONDS: &[f64] = &[
+    0.0001, 0.000_25, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
+];
+/// Upper bounds in tokens of a batch.
+const TOKENS: &[f64] =
+    &[64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16_384.0, 24_576.0, 32_768.0, 65_536.0, 131_072.0];
+/// Upper bounds in requests of a batch.
+const REQUESTS: &[f64] = &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0];
+
+/// The process's metrics, by the part of the program that counts them.
+pub struct Metrics {
+    registry: Registry,
+    requests: IntCounterVec,
+    outcomes: IntCounterVec,
+    questions: IntCounterVec,
+    rejected: IntCounterVec,
+    cancelled: IntCounterVec,
+    tokens: IntCounterVec,
+    batch_tokens: HistogramVec,
+    batch_requests: HistogramVec,
+    queue_tokens: IntGaugeVec,
+    queue_requests: IntGaugeVec,
+    executor_state: IntGaugeVec,
+    executor_restarts: IntCounterVec,
+    /// `synod_request_seconds`, of the two decision routes.
+    pub request_seconds: Histogram,
+    /// `synod_inflight`: requests that admission holds a permit for.
+    pub inflight: IntGauge,
+    phases: [Histogram; Phase::ALL.len()],
+    process: process::Process,
+}
+
+/// The stretches that a request's time is made of, in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    Parse,
+    Render,
+    Queue,
+    Forward,
+    Finish,
+}
+
+impl Phase {
+    /// Every phase, in the order that a request passes them.
+    pub const ALL: [Phase; 5] = [Phase::Parse, Phase::Render, Phase::Queue, Phase::Forward, Phase::Finish];
+
+    /// Its name in `server-timing` and as a label.
+    pub fn name(self) -> &'static str {
+        match self {
+            Phase::Parse => "parse",
+            Phase::Render => "render",
+            Phase::Queue => "queue",
+            Phase::Forward => "forward",
+            Phase::Finish => "finish",
+        }
+    }
+}
+
+/// How a `POST` of a decision route ended. Each has exactly one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// A 200.
+    Answered,
+    /// Refused before anything was computed for it.
+    Rejected,
+    /// The client went away first.
+    Cancelled,
+    /// Accepted, and not answered in the end.
+    Failed,
+}
+
+impl Outcome {
+    fn name(self) -> &'static str {
+        match self {
+            Outcome::Answered => "answered",
+            Outcome::Rejected => "rejected",
+            Outcome::Cancelled => "cancelled",
+            Outcome::Failed => "failed",
+        }
+    }
+}
+
+/// The handles of one executor: its children of the families above, resolved once.
+#[derive(Clone)]
+pub struct ExecutorMetrics {
+    /// `synod_queue_tokens`: tokens of work that waits for a batch.
+    pub queue_tokens: IntGauge,
+    /// `synod_queue_requests`: requests that wait for a batch.
+    pub queue_requests: IntGauge,
+    /// `synod_batch_tokens`
+    pub batch_tokens: Histogram,
+    /// `synod_batch_requests`
+    pub batch_requests: Histogram,
+    /// `synod_tokens_total{kind="computed"}`
+    pub computed_tokens: IntCounter,
+    /// `synod_cancelled_total`: queued work that was dropped because its client had gone.
+    pub cancelled: IntCounter,
+}
+
+impl Metrics {
+    /// Registers every family.
+    pub fn new() -> Self {
+        let registry = Registry::new();
+        let place = ["member", "device"];
+        let phase_seconds = register(
+            &registry,
+            HistogramVec::new(histogram("synod_phase_seconds", "Time of a request in each phase.", SECONDS), &["phase"]),
+        );
+        let build_info = register(
+            &registry,
+            Gauge::with_opts(
+                Opts::new("synod_build_info", "1, with the version of this program.")
+                    .const_label("version", env!("CARGO_PKG_VERSION")),
+            ),
+        );
+        build_info.set(1.0);
+        Metrics {
+            requests: counters(&registry, "synod_requests_total", "Responses by route and status.", &["route", "code"]),
+            outcomes: counters(
+                &registry,
+                "synod_outcomes_total",
+                "How each POST of a decision route ended; every one has exactly one outcome.",
+                &["outcome"],
+            ),
+            questions: counters(&registry, "synod_questions_total", "Questions laid out, by type.", &["kind"]),
+            rejected: counters(&registry, "synod_rejected_total", "Decision requests refused, by code.", &["reason"]),
+            cancelled: counters(
+                &registry,
+                "synod_cancelled_total",
+                "Queued requests dropped because the client had gone.",
+                &place,
+            ),
+            tokens: counters(
+                &registry,
+                "synod_tokens_total",
+                "Tokens by how their hidden states were had.",
+                &["member", "device", "kind"],
+            ),
+            batch_tokens: register(
+                &registry,
+                HistogramVec::new(histogram("synod_batch_tokens", "Tokens per batch.", TOKENS), &place),
+            ),
+            batch_requests: register(
+                &registry,
+                HistogramVec::new(histogram("synod_batch_requests", "Requests per batch.", REQUESTS), &place),
+            ),
+            queue_tokens: gauges(&registry, "synod_queue_tokens", "Tokens that wait for a batch.", &place),
+            queue_requests: gauges(&registry, "synod_queue_requests", "Requests that wait for a batch.", &place),
+            executor_state: gauges(
+                &registry,
+                "synod_executor_state",
+                "1 for the state that an executor is in, 0 for the others.",
+                &["member", "device", "state"],
+            ),
+            executor_restarts: counters(
+                &registry,
+                "synod_executor_restarts_total",
+                "Times that an executor was built again, by why.",
+                &["member", "device", "reason"],
+            ),
+            request_seconds: register(
+                &registry,
+                Histogram::with_opts(histogram(
+                    "synod_request_seconds",
+                    "Time from a decision request's head to its response.",
+                    SECONDS,
+                )),
+            ),
+            inflight: register(
+                &registry,
+                IntGauge::new("synod_inflight", "Decision requests between reading and response."),
+            ),
+            phases: Phase::ALL.map(|phase| phase_seconds.with_label_values(&[phase.name()])),
+            process: process::Process::register(&registry),
+            registry,
+        }
+    }
+
+    /// Counts a response. `route` is a route of this program, never a path that a client sent.
+    pub fn response(&self, route: &'static str, code: u16) {
+        self.requests.with_label_values(&[route, &code.to_string()]).inc();
+    }
+
+    /// Counts the end of a decision request.
+    pub fn outcome(&self, outcome: Outcome) {
+        self.outcomes.with_label_values(&[outcome.name()]).inc();
+    }
+
+    /// Counts a refusal by its stable code.
+    pub fn rejected(&self, code: &'static str) {
+        self.rejected.with_label_values(&[code]).inc();
+    }
+
+    /// Counts a question; `kind` is one of the family's own names.
+    pub fn question(&self, kind: &'static str) {
+        self.questions.with_label_values(&[kind]).inc();
+    }
+
+    /// Observes a phase of a request.
+    pub fn phase(&self, phase: Phase, time: Duration) {
+        self.phases[phase as usize].observe(time.as_secs_f64());
+    }
+
+    /// Resolves the handles of the executor of `member` on `device`.
+    pub fn executor(&self, member: &str, device: &str) -> ExecutorMetrics {
+        let place = [member, device];
+        ExecutorMetrics {
+            queue_tokens: self.queue_tokens.with_label_values(&place),
+            queue_requests: self.queue_requests.with_label_values(&place),
+            batch_tokens: self.batch_tokens.with_label_values(&place),
+            batch_requests: self.batch_requests.with_label_values(&place),
+            computed_tokens: self.tokens.with_label_values(&[member, device, "computed"]),
+            cancelled: self.cancelled.with_label_values(&place),
+        }
+    }
+
+    /// Counts a restart of the executor of `member` on `device`.
+    pub fn restarted(&self, member: &str, device: &str, reason: &'static str) {
+        self.executor_restarts.with_label_values(&[member, device, reason]).inc();
+    }
+
+    /// Shows `state`, one of `states`, as the state of the executor of `member` on `device`.
+    pub fn executor_state(&self, member: &str, device: &str, state: &str, states: &[&str]) {
+        for name in states {
+            self.executor_state.with_label_values(&[member, device, name]).set(i64::from(*name == state));
+        }
+    }
+
+    /// The text of a scrape.
+    ///
+    /// # Errors
+    /// When a family cannot be written as text, which a registered one always can.
+    fn encode(&self) -> Result<String, prometheus::Error> {
+        self.process.refresh();
+        prometheus::TextEncoder::new().encode_to_string(&self.registry.gather())
+    }
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Metrics::new()
+    }
+}
+
+fn histogram(name: &str, help: &str, buckets: &[f64]) -> HistogramOpts {
+    HistogramOpts::new(name, help).buckets(buckets.to_vec())
+}
+
+fn counters(registry: &Registry, name: &str, help: &str, labels: &[&str]) -> IntCounterVec {
+    register(registry, IntCounterVec::new(Opts::new(name, help), labels))
+}
+
+fn gauges(registry: &Registry, name: &str, help: &str, labels: &[&str]) -> IntGaugeVec {
+    register(registry, IntGaugeVec::new(Opts::new(name, help), labels))
+}
+
+/// Names, labels and buckets are constants of this file, each used once: a test makes them all, so none can be refused.
+fn register<C: Collector + Clone + 'static>(registry: &Registry, family: prometheus::Result<C>) -> C {
+    let family = family.expect("the family's name, labels and buckets are valid constants");
+    registry.register(Box::new(family.clone())).expect("each name is registered once");
+    family
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A scrape must name every family that design.md promises and that has a subject already.
+    #[test]
+    fn a_scrape_names_every_family() {
+        let metrics = Metrics::new();
+        metrics.response("/v1/systemone", 200);
+        metrics.outcome(Outcome::Answered);
+        metrics.question("choice");
+        metrics.rejected("queue_full");
+        metrics.phase(Phase::Forward, Duration::from_millis(3));
+        metrics.executor("m", "cpu:0");
+        metrics.restarted("m", "cpu:0", "panic");
+        metrics.executor_state("m", "cpu:0", "ready", &["loading", "ready"]);
+        let text = metrics.encode().unwrap();
+        for line in [
+            r#"synod_requests_total{code="200",route="/v1/systemone"} 1"#,
+            "synod_request_seconds_count 0",
+            r#"synod_phase_seconds_bucket{phase="forward",le="0.0025"} 0"#,
+            r#"synod_phase_seconds_bucket{phase="forward",le="0.005"} 1"#,
+            r#"synod_outcomes_total{outcome="answered"} 1"#,
+            r#"synod_questions_total{kind="choice"} 1"#,
+            r#"synod_tokens_total{device="cpu:0",kind="computed",member="m"} 0"#,
+            r#"synod_batch_tokens_count{device="cpu:0",member="m"} 0"#,
+            r#"synod_batch_requests_count{device="cpu:0",member="m"} 0"#,
+            r#"synod_queue_tokens{device="cpu:0",member="m"} 0"#,
+            r#"synod_queue_requests{device="cpu:0",member="m"} 0"#,
+            "synod_inflight 0",
+            r#"synod_rejected_total{reason="queue_full"} 1"#,
+            r#"synod_cancelled_total{device="cpu:0",member="m"} 0"#,
+            r#"synod_executor_state{device="cpu:0",member="m",state="ready"} 1"#,
+            r#"synod_executor_state{device="cpu:0",member="m",state="loading"} 0"#,
+            r#"synod_executor_restarts_total{device="cpu:0",member="m",reason="panic"} 1"#,
+            "synod_build_info{version=",
+            "process_open_fds ",
+            "process_resident_memory_bytes ",
+            "process_cpu_seconds_total ",
+        ] {
+            assert!(text.contains(line), "no line {line:?} in\n{text}");
+        }
+    }
+}

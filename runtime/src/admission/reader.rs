@@ -1,0 +1,184 @@
+//! The readers: the two halves of a request that cost processor time, on threads of their own.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use actix::{Actor, Handler, Message, SyncContext};
+use tokio::sync::watch;
+
+use super::{Call, Refused, Settings, not_ready};
+use crate::family::{Logits, Pending, Rendered};
+use crate::metrics::Metrics;
+use crate::supervisor::{Member, Roster};
+use crate::wire::json;
+use crate::wire::request::{Question, Request};
+use crate::wire::response::{Detail, Loc, Refusal, write_decision};
+
+/// Reads and finishes requests. Holds nothing of one between two messages.
+pub(super) struct Reader {
+    settings: Settings,
+    roster: watch::Receiver<Arc<Roster>>,
+    metrics: Arc<Metrics>,
+}
+
+/// Asks for a request's plan.
+#[derive(Message)]
+#[rtype(result = "Result<Prepared, Refused>")]
+pub(super) struct Read {
+    pub(super) call: Call,
+    /// When the server's own time for it is over.
+    pub(super) limit: Instant,
+}
+
+/// A request that is ready to be computed.
+pub(super) struct Prepared {
+    /// The served name of the member that answers.
+    pub(super) model: String,
+    pub(super) rendered: Rendered,
+    pub(super) deadline: Instant,
+    pub(super) parse: Duration,
+    pub(super) render: Duration,
+}
+
+/// Asks for a computed request's response.
+#[derive(Message)]
+#[rtype(result = "Result<Finished, Refused>")]
+pub(super) struct Finish {
+    pub(super) model: String,
+    pub(super) pending: Box<dyn Pending>,
+    pub(super) logits: Vec<Vec<Logits>>,
+}
+
+/// A response's text.
+pub(super) struct Finished {
+    pub(super) body: String,
+    pub(super) time: Duration,
+}
+
+impl Reader {
+    pub(super) fn new(settings: Settings, roster: watch::Receiver<Arc<Roster>>, metrics: Arc<Metrics>) -> Self {
+        Reader { settings, roster, metrics }
+    }
+
+    fn read(&self, Read { call, limit }: Read) -> Result<Prepared, Refused> {
+        let started = Instant::now();
+        let body = call.encoding.decode(&call.body, self.settings.max_body_bytes)?;
+        let value = json::parse_with_depth(&body, self.settings.max_depth)?;
+        let request = Request::read(value, &self.settings.limits).map_err(Refused::Invalid)?;
+        let parsed = Instant::now();
+        let deadline = deadline(call.received, limit, request.deadline_ms);
+        if parsed >= deadline {
+            return Err(Refused::Deadline);
+        }
+        let roster = Arc::clone(&self.roster.borrow());
+        let member = route(&roster, request.model.as_deref(), call.allowed.as_deref())?;
+        let face = member.face.as_ref().filter(|_| member.is_ready()).ok_or_else(|| not_ready(member))?;
+        let rendered =
+            face.family.render(&request.state, &request.questions, call.strictness).map_err(refused)?;
+        for (_, question) in &request.questions {
+            self.metrics.question(kind(question, face.family.question_types()));
+        }
+        Ok(Prepared {
+            model: member.listing.name.clone(),
+            rendered,
+            deadline,
+            parse: parsed - started,
+            render: parsed.elapsed(),
+        })
+    }
+
+    fn finish(Finish { model, pending, logits }: Finish) -> Result<Finished, Refused> {
+        let started = Instant::now();
+        let decision = pending.finish(&logits).map_err(refused)?;
+        let body = write_decision(&model, &decision);
+        Ok(Finished { body, time: started.elapsed() })
+    }
+}
+
+impl Actor for Reader {
+    type Context = SyncContext<Self>;
+}
+
+impl Handler<Read> for Reader {
+    type Result = Result<Prepared, Refused>;
+
+    fn handle(&mut self, read: Read, _: &mut Self::Context) -> Self::Result {
+        contained(|| self.read(read))
+    }
+}
+
+impl Handler<Finish> for Reader {
+    type Result = Result<Finished, Refused>;
+
+    fn handle(&mut self, finish: Finish, _: &mut Self::Context) -> Self::Result {
+        contained(|| Reader::finish(finish))
+    }
+}
+
+/// A panic must not cost the reader its thread, which `SyncArbiter` would not replace. A reader holds no state that
+/// it could leave half changed. The payload may hold text of the request and is dropped unread.
+fn contained<T>(work: impl FnOnce() -> Result<T, Refused>) -> Result<T, Refused> {
+    catch_unwind(AssertUnwindSafe(work))
+        .unwrap_or_else(|_| Err(Refused::Internal { reason: "reading or finishing panicked".into() }))
+}
+
+/// A request's own deadline can only be earlier than the server's `limit`.
+fn deadline(received: Instant, limit: Instant, deadline_ms: Option<u64>) -> Instant {
+    let own = deadline_ms.and_then(|ms| received.checked_add(Duration::from_millis(ms)));
+    own.map_or(limit, |own| own.min(limit))
+}
+
+/// The member that answers to `model`, or to the deployment's default.
+fn route<'a>(roster: &'a Roster, model: Option<&str>, allowed: Option<&[String]>) -> Result<&'a Member, Refused> {
+    let name = model.or(roster.default_model.as_deref()).ok_or_else(missing_model)?;
+    let allows = |member: &Member| allowed.is_none_or(|names| names.contains(&member.listing.name));
+    match roster.member(name) {
+        Some(member) if allows(member) => Ok(member),
+        Some(member) => Err(Refused::ModelNotAllowed { model: member.listing.name.clone() }),
+        None => Err(Refused::UnknownModel { known: roster.names().map(str::to_owned).collect() }),
+    }
+}
+
+fn missing_model() -> Refused {
+    let loc = ["body", "model"].map(|step| Loc::Key(step.into())).to_vec();
+    Refused::Invalid(vec![Detail { loc, msg: "is required: this deployment has no default".into(), code: "missing" }])
+}
+
+/// The label that a question is counted under: a name of the family's, or `other`. Never the client's text.
+fn kind(question: &Question, known: &[&'static str]) -> &'static str {
+    let sent = question.as_object().and_then(|question| question.get("type")?.as_str());
+    known.iter().copied().find(|name| sent == Some(name)).unwrap_or("other")
+}
+
+fn refused(refusal: Refusal) -> Refused {
+    match refusal {
+        Refusal::Invalid(details) => Refused::Invalid(details),
+        Refusal::TooLong { message } => Refused::TooLong { message },
+        Refusal::InvalidModelOutput { .. } => Refused::Internal { reason: "a logit is not finite".into() },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_deadline_is_the_earlier_of_two() {
+        let received = Instant::now();
+        let limit = received + Duration::from_secs(60);
+        assert_eq!(deadline(received, limit, None), limit);
+        assert_eq!(deadline(received, limit, Some(1500)), received + Duration::from_millis(1500));
+        assert_eq!(deadline(received, limit, Some(60_001)), limit);
+        assert_eq!(deadline(received, limit, Some(u64::MAX)), limit);
+    }
+
+    #[test]
+    fn kinds_are_the_familys_names_only() {
+        let kind = |text: &str| kind(&json::parse_text(text).unwrap(), &["choice", "noul"]);
+        assert_eq!(kind(r#"{"type": "noul"}"#), "noul");
+        assert_eq!(kind(r#"{"type": "my secret"}"#), "other");
+        assert_eq!(kind(r#"{"preset": "pii"}"#), "other");
+        assert_eq!(kind("[]"), "other");
+    }
+}
