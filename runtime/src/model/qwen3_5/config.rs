@@ -84,6 +84,7 @@ pub struct ConfigError {
 
 impl ConfigError {
     /// An error at `key`.
+    #[expect(clippy::needless_pass_by_value, reason = "literals, numbers and formatted texts read best by value")]
     pub fn new(key: impl Into<String>, expected: impl ToString, found: impl ToString) -> Self {
         Self { key: key.into(), expected: expected.to_string(), found: found.to_string() }
     }
@@ -260,11 +261,8 @@ impl BackboneConfig {
     /// Every tensor of the backbone, in the order of the checkpoint's `state_dict` (a release is sharded in this
     /// order), named without the `backbone.` that a package puts in front.
     pub fn inventory(&self) -> Vec<TensorSpec> {
-        let mut tensors = vec![TensorSpec::new(
-            "embed_tokens.weight",
-            &[self.vocab_size, self.hidden_size],
-            TensorKind::Embedding,
-        )];
+        let mut tensors =
+            vec![TensorSpec::new("embed_tokens.weight", &[self.vocab_size, self.hidden_size], TensorKind::Embedding)];
         for (index, layer_type) in self.layer_types.iter().enumerate() {
             let mixer = match layer_type {
                 LayerType::LinearAttention => self.linear_attn_tensors(),

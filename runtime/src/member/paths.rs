@@ -1,0 +1,143 @@
+//! Names become open files here, and only files of the package.
+//!
+//! Invariant: a file that was opened is a regular file inside the package's folder, reached without a symlink. The one
+//! exception is a snapshot of the Hugging Face hub's cache, whose files are links into the `blobs` beside it.
+
+use std::fs::{File, OpenOptions};
+use std::io::Read;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use super::MemberError;
+
+/// The largest file that is read whole; tokenizers, the largest of them, have about 20 MB.
+const MAX_SMALL_FILE_BYTES: u64 = 64 << 20;
+
+/// The folder of a package.
+pub(super) struct Root {
+    /// Absolute, without symlinks.
+    folder: PathBuf,
+    /// Where links may lead, if the folder is a hub snapshot.
+    blobs: Option<PathBuf>,
+}
+
+impl Root {
+    /// The package at `path`, which may itself be a link: whoever names it chose it.
+    pub(super) fn new(path: &Path) -> Result<Self, MemberError> {
+        let folder = path.canonicalize().map_err(|source| MemberError::io(&path.display().to_string(), source))?;
+        let blobs = hub_blobs(&folder);
+        Ok(Self { folder, blobs })
+    }
+
+    /// Opens a file of the package for reading. `name` must have passed [`check_confined`].
+    ///
+    /// # Errors
+    /// [`MemberError::Io`], or [`MemberError::NotRegular`] for a symlink, a folder, a device or a pipe.
+    pub(super) fn open(&self, name: &str) -> Result<File, MemberError> {
+        let io = |source| MemberError::io(name, source);
+        let not_regular = |found| MemberError::NotRegular { file: name.to_owned(), found };
+        let path = self.folder.join(name);
+        let resolved = path.canonicalize().map_err(io)?;
+        let is_blob = self.blobs.as_ref().is_some_and(|blobs| resolved.starts_with(blobs));
+        if resolved != path && !is_blob {
+            return Err(not_regular("a symlink"));
+        }
+        // Should the path have changed since: a link in its place is not followed, and a pipe does not block.
+        let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
+        let file = OpenOptions::new().read(true).custom_flags(flags).open(&resolved).map_err(io)?;
+        if file.metadata().map_err(io)?.is_file() { Ok(file) } else { Err(not_regular("something else")) }
+    }
+
+    /// Reads a small file whole, once.
+    pub(super) fn read(&self, name: &str) -> Result<Vec<u8>, MemberError> {
+        let file = self.open(name)?;
+        let too_large = |found_bytes| MemberError::TooLarge {
+            file: name.to_owned(),
+            limit_bytes: MAX_SMALL_FILE_BYTES,
+            found_bytes,
+        };
+        let size_bytes = file.metadata().map_err(|source| MemberError::io(name, source))?.len();
+        if size_bytes > MAX_SMALL_FILE_BYTES {
+            return Err(too_large(size_bytes));
+        }
+        let mut bytes = Vec::with_capacity(size_bytes as usize);
+        file.take(MAX_SMALL_FILE_BYTES + 1).read_to_end(&mut bytes).map_err(|source| MemberError::io(name, source))?;
+        // It may have grown since its size was asked for.
+        if bytes.len() as u64 > MAX_SMALL_FILE_BYTES { Err(too_large(bytes.len() as u64)) } else { Ok(bytes) }
+    }
+}
+
+/// `…/models--ORG--NAME/blobs` of a snapshot `…/models--ORG--NAME/snapshots/REVISION`.
+fn hub_blobs(folder: &Path) -> Option<PathBuf> {
+    let snapshots = folder.parent().filter(|parent| parent.ends_with("snapshots"))?;
+    let repository = snapshots.parent()?;
+    let is_hub = repository.file_name()?.to_str()?.starts_with("models--");
+    is_hub.then(|| repository.join("blobs"))
+}
+
+/// Checks a name that stands in `file`: relative, and without anything that could lead out of the package.
+pub(super) fn check_confined(file: &str, name: &str) -> Result<(), MemberError> {
+    let is_plain = |part: &str| !part.is_empty() && part != "." && part != "..";
+    if name.split('/').all(is_plain) && !name.contains(['\\', '\0']) {
+        Ok(())
+    } else {
+        Err(MemberError::Path { file: file.to_owned(), name: name.to_owned() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    #[test]
+    fn names_that_could_lead_out_are_refused() {
+        for name in ["a", "a/b.json", "..a", "a..b/c"] {
+            check_confined("list.json", name).unwrap();
+        }
+        for name in ["", "/a", "..", "../a", "a/../b", "a//b", "a/", "./a", "a\\b", "a\0"] {
+            let error = check_confined("list.json", name).expect_err(name);
+            assert!(error.to_string().starts_with("list.json: expected relative paths"), "{error}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_a_regular_file_of_the_package_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let outside = folder.path().join("outside");
+        let package = folder.path().join("package");
+        fs::create_dir_all(package.join("nested")).unwrap();
+        fs::create_dir(&outside).unwrap();
+        fs::write(outside.join("file"), "x").unwrap();
+        symlink(outside.join("file"), package.join("link")).unwrap();
+        symlink(&outside, package.join("folder-link")).unwrap();
+        fs::write(package.join("nested/file"), "x").unwrap();
+
+        let root = Root::new(&package).unwrap();
+        assert_eq!(root.read("nested/file").unwrap(), b"x");
+        for name in ["link", "folder-link/file", "nested"] {
+            let error = root.open(name).expect_err(name);
+            assert!(matches!(error, MemberError::NotRegular { .. }), "{error}");
+        }
+        assert!(matches!(root.open("missing"), Err(MemberError::Io { .. })));
+    }
+
+    #[test]
+    fn links_of_a_hub_snapshot_resolve_inside_its_own_blobs() {
+        let cache = tempfile::tempdir().unwrap();
+        let repository = cache.path().join("models--org--name");
+        let snapshot = repository.join("snapshots/0123");
+        fs::create_dir_all(&snapshot).unwrap();
+        fs::create_dir(repository.join("blobs")).unwrap();
+        fs::write(repository.join("blobs/abc"), "x").unwrap();
+        fs::write(repository.join("refs"), "x").unwrap();
+        symlink("../../blobs/abc", snapshot.join("good")).unwrap();
+        symlink("../../refs", snapshot.join("bad")).unwrap();
+
+        let root = Root::new(&snapshot).unwrap();
+        assert_eq!(root.read("good").unwrap(), b"x");
+        assert!(matches!(root.open("bad"), Err(MemberError::NotRegular { .. })));
+    }
+}

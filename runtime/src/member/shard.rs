@@ -1,0 +1,204 @@
+//! One weight file: its open descriptor and what its header says is where.
+//!
+//! Invariant: the tensors of a [`Shard`] tile its data section exactly, in the order of their offsets, and the file is as
+//! long as they need. Whether they are the right ones is the package's question; whether their bytes are, only the
+//! pass that reads them can tell. That pass takes the header from here and not from the file, so that what was parsed is
+//! what is hashed.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+
+use serde::Deserialize;
+use synod_kernels::DType;
+
+use super::json::{self, UniqueMap};
+use super::paths::Root;
+use super::{Digest, MemberError};
+
+/// Bound of the `safetensors` crate.
+const MAX_HEADER_BYTES: u64 = 100_000_000;
+const LENGTH_BYTES: u64 = 8;
+const METADATA: &str = "__metadata__";
+
+/// A weight file of a package.
+pub(super) struct Shard {
+    /// Its name in the package.
+    pub(super) name: String,
+    pub(super) file: File,
+    /// What the whole file must hash to.
+    pub(super) digest: Digest,
+    /// Length prefix and header, as read.
+    pub(super) header: Vec<u8>,
+    /// In the order of their bytes.
+    pub(super) tensors: Vec<StoredTensor>,
+    pub(super) size_bytes: u64,
+}
+
+/// Where a tensor stands in its file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct StoredTensor {
+    pub(super) name: String,
+    pub(super) dtype: DType,
+    pub(super) shape: Vec<usize>,
+    /// From the start of the file.
+    pub(super) offset_bytes: u64,
+    pub(super) size_bytes: usize,
+}
+
+impl Shard {
+    /// Opens the weight file `name`, whose content must turn out to have `digest`, and reads its header.
+    ///
+    /// # Errors
+    /// Those of [`Root::open`]; [`MemberError::Header`] for a header that is out of bounds, not what the format calls
+    /// for, or at odds with the file's size.
+    pub(super) fn open(root: &Root, name: &str, digest: Digest) -> Result<Self, MemberError> {
+        let file = root.open(name)?;
+        let io = |source| MemberError::io(name, source);
+        let size_bytes = file.metadata().map_err(io)?.len();
+        let mut length = [0; LENGTH_BYTES as usize];
+        if size_bytes < LENGTH_BYTES {
+            return Err(MemberError::header(name, "file size", "at least 8 bytes", size_bytes));
+        }
+        file.read_exact_at(&mut length, 0).map_err(io)?;
+        let header_bytes = u64::from_le_bytes(length);
+        let limit = MAX_HEADER_BYTES.min(size_bytes - LENGTH_BYTES);
+        if header_bytes > limit {
+            return Err(MemberError::header(name, "header length", format!("at most {limit} bytes"), header_bytes));
+        }
+        let mut header = vec![0; (LENGTH_BYTES + header_bytes) as usize];
+        file.read_exact_at(&mut header, 0).map_err(io)?;
+        let tensors = parse_header(name, &header[LENGTH_BYTES as usize..], size_bytes)?;
+        Ok(Self { name: name.to_owned(), file, digest, header, tensors, size_bytes })
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum HeaderEntry {
+    Tensor {
+        dtype: String,
+        shape: Vec<u64>,
+        data_offsets: (u64, u64),
+    },
+    /// Free text about the file, of which nothing is used.
+    Metadata(#[expect(dead_code, reason = "only its form is checked")] BTreeMap<String, String>),
+}
+
+/// Reads a header (without its length prefix) and checks that its tensors tile a file of `size_bytes`.
+fn parse_header(file: &str, header: &[u8], size_bytes: u64) -> Result<Vec<StoredTensor>, MemberError> {
+    let UniqueMap(entries) = json::parse(file, "a safetensors header", header)?;
+    let data_start = LENGTH_BYTES + header.len() as u64;
+    let mut tensors = Vec::with_capacity(entries.len());
+    for (name, entry) in entries {
+        match entry {
+            HeaderEntry::Tensor { dtype, shape, data_offsets } if name != METADATA => {
+                tensors.push(stored_tensor(file, name, &dtype, &shape, data_offsets, data_start)?);
+            }
+            HeaderEntry::Metadata(_) if name == METADATA => {}
+            _ => return Err(MemberError::tensor(file, &name, "dtype, shape and data_offsets", "something else")),
+        }
+    }
+    // Entries come sorted by name, so tensors at one offset keep that order: the same file, the same message.
+    tensors.sort_by_key(|tensor| tensor.offset_bytes);
+    let mut end = data_start;
+    for tensor in &tensors {
+        if tensor.offset_bytes != end {
+            let (expected, found) = (end - data_start, tensor.offset_bytes - data_start);
+            return Err(MemberError::header(file, format_args!("{}: offset", tensor.name), expected, found));
+        }
+        end += tensor.size_bytes as u64;
+    }
+    if end == size_bytes { Ok(tensors) } else { Err(MemberError::header(file, "file size", end, size_bytes)) }
+}
+
+fn stored_tensor(
+    file: &str,
+    name: String,
+    dtype: &str,
+    shape: &[u64],
+    (start, end): (u64, u64),
+    data_start: u64,
+) -> Result<StoredTensor, MemberError> {
+    let dtype = [DType::F32, DType::Bf16]
+        .into_iter()
+        .find(|known| known.name() == dtype)
+        .ok_or_else(|| MemberError::tensor(file, &name, "dtype F32 or BF16", dtype))?;
+    let size = shape.iter().try_fold(dtype.bytes() as u64, |size, &dimension| size.checked_mul(dimension));
+    if size.is_none() || end.checked_sub(start) != size || end > u64::MAX / 2 {
+        let expected = match size {
+            Some(size) => format!("{size} bytes, as shape {shape:?} needs"),
+            None => format!("a shape that fits in memory, not {shape:?}"),
+        };
+        return Err(MemberError::tensor(file, &name, expected, format!("data_offsets [{start}, {end}]")));
+    }
+    Ok(StoredTensor {
+        dtype,
+        shape: shape.iter().map(|&dimension| dimension as usize).collect(),
+        offset_bytes: data_start + start,
+        size_bytes: (end - start) as usize,
+        name,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(header: &str, data_bytes: u64) -> Result<Vec<StoredTensor>, MemberError> {
+        parse_header("m.safetensors", header.as_bytes(), LENGTH_BYTES + header.len() as u64 + data_bytes)
+    }
+
+    fn refusal(header: &str, data_bytes: u64) -> String {
+        parse(header, data_bytes).expect_err(header).to_string()
+    }
+
+    #[test]
+    fn tensors_come_in_the_order_of_their_bytes() {
+        let header = r#"{"__metadata__":{"format":"pt"},"a":{"dtype":"BF16","shape":[2,3],"data_offsets":[4,16]},
+            "b":{"dtype":"F32","shape":[],"data_offsets":[0,4]}}  "#;
+        let tensors = parse(header, 16).unwrap();
+        let start = LENGTH_BYTES + header.len() as u64;
+        assert_eq!(tensors[0].name, "b");
+        assert_eq!((tensors[0].dtype, tensors[0].offset_bytes, tensors[0].size_bytes), (DType::F32, start, 4));
+        assert_eq!(tensors[1].shape, [2, 3]);
+        assert_eq!((tensors[1].dtype, tensors[1].offset_bytes, tensors[1].size_bytes), (DType::Bf16, start + 4, 12));
+    }
+
+    /// Each of these would read one tensor's bytes as another's, or bytes that no tensor owns.
+    #[test]
+    fn tensors_that_do_not_tile_the_file_are_refused() {
+        let two = |first: &str, second: &str| {
+            format!(
+                r#"{{"a":{{"dtype":"F32","shape":[2],"data_offsets":{first}}},"b":{{"dtype":"F32","shape":[2],"data_offsets":{second}}}}}"#
+            )
+        };
+        assert!(parse(&two("[0,8]", "[8,16]"), 16).is_ok());
+        let overlap = refusal(&two("[0,8]", "[4,12]"), 12);
+        assert_eq!(overlap, "m.safetensors: b: offset: expected 8, found 4; fetch the file again");
+        let hole = refusal(&two("[0,8]", "[12,20]"), 20);
+        assert_eq!(hole, "m.safetensors: b: offset: expected 8, found 12; fetch the file again");
+        assert!(refusal(&two("[8,16]", "[16,24]"), 24).contains("a: offset: expected 0, found 8"));
+        assert!(refusal(&two("[0,8]", "[0,8]"), 8).contains("b: offset: expected 8, found 0"));
+        assert!(refusal(&two("[0,8]", "[8,16]"), 15).contains("file size"));
+        assert!(refusal(&two("[0,8]", "[8,16]"), 17).contains("file size"));
+        assert!(refusal(&two("[0,8]", "[8,17]"), 17).contains("b: expected 8 bytes, as shape [2] needs"));
+        assert!(refusal(&two("[0,8]", "[16,8]"), 16).contains("b: expected 8 bytes"));
+    }
+
+    #[test]
+    fn what_is_no_header_of_f32_and_bf16_tensors_is_refused() {
+        let duplicate = r#"{"a":{"dtype":"F32","shape":[],"data_offsets":[0,4]},"a":{"dtype":"F32","shape":[],"data_offsets":[0,4]}}"#;
+        assert!(refusal(duplicate, 4).contains(r#""a" stands twice"#));
+        let dtype = r#"{"a":{"dtype":"F16","shape":[2],"data_offsets":[0,4]}}"#;
+        assert!(refusal(dtype, 4).contains("a: expected dtype F32 or BF16, found F16"));
+        let overflow = r#"{"a":{"dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,0]}}"#;
+        assert!(refusal(overflow, 0).contains("a: expected a shape that fits in memory"));
+        let far = r#"{"a":{"dtype":"F32","shape":[4611686018427387903],"data_offsets":[0,18446744073709551612]}}"#;
+        assert!(refusal(far, 0).contains("a: expected 18446744073709551612 bytes"));
+        assert!(refusal(r#"{"a":{"format":"pt"}}"#, 0).contains("a: expected dtype, shape and data_offsets"));
+        for header in ["", "[]", r#"{"a":1}"#, r#"{"__metadata__":"#, "{} x"] {
+            assert!(refusal(header, 0).contains("expected a safetensors header"), "{header}");
+        }
+    }
+}
