@@ -1,0 +1,223 @@
+//! Which config and which files a synthetic member has.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde_json::{Value, json};
+
+use super::{MemberConfig, SynthError};
+
+/// The fixture member's `config.json`: what `tiny` is made of.
+const TINY_CONFIG: &str = include_str!("../../../assets/synth/config.json");
+/// Ids of the embedded tokenizer.
+const TOKENIZER_IDS: usize = 2000;
+const RELEASED_VOCABULARY: usize = 248_320;
+
+/// The dimensions of a released member, or of the fixture member.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shape {
+    Tiny,
+    Vela08b,
+    Vela4b,
+    Vela9b,
+}
+
+impl Shape {
+    /// Every shape, smallest first.
+    pub const ALL: [Shape; 4] = [Shape::Tiny, Shape::Vela08b, Shape::Vela4b, Shape::Vela9b];
+
+    /// Its name on the command line and in a `model_name`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Shape::Tiny => "tiny",
+            Shape::Vela08b => "0.8b",
+            Shape::Vela4b => "4b",
+            Shape::Vela9b => "9b",
+        }
+    }
+
+    /// Weight files beside the broad head's, as released.
+    pub(super) fn shards(self) -> usize {
+        match self {
+            Shape::Tiny | Shape::Vela08b => 1,
+            Shape::Vela4b => 3,
+            Shape::Vela9b => 5,
+        }
+    }
+}
+
+impl fmt::Display for Shape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A name that is no shape's.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("shape: expected tiny, 0.8b, 4b or 9b, found {found:?}")]
+pub struct ShapeError {
+    found: String,
+}
+
+impl FromStr for Shape {
+    type Err = ShapeError;
+
+    fn from_str(name: &str) -> Result<Self, ShapeError> {
+        let shape = Shape::ALL.into_iter().find(|shape| shape.name() == name);
+        shape.ok_or_else(|| ShapeError { found: name.to_owned() })
+    }
+}
+
+/// Which synthetic member to make.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SynthSpec {
+    pub shape: Shape,
+    /// A multiple of four; the shape's own if not given.
+    pub layers: Option<usize>,
+    /// Rows of the embedding; the shape's own if not given.
+    pub vocab: Option<usize>,
+    pub seed: u64,
+}
+
+/// What follows from a [`SynthSpec`] before any value is made.
+pub(super) struct SynthPackage {
+    pub(super) shape: Shape,
+    pub(super) seed: u64,
+    /// `config.json` as it is written.
+    pub(super) config_json: Value,
+    /// The same, validated.
+    pub(super) config: MemberConfig,
+}
+
+impl SynthSpec {
+    /// Resolves defaults and checks the dimensions.
+    pub(super) fn package(&self) -> Result<SynthPackage, SynthError> {
+        if let Some(found) = self.layers.filter(|&layers| layers == 0 || layers % 4 != 0) {
+            return Err(SynthError::Layers { found });
+        }
+        if let Some(found) = self.vocab.filter(|&vocab| vocab < TOKENIZER_IDS) {
+            return Err(SynthError::Vocabulary { minimum: TOKENIZER_IDS, found });
+        }
+        let mut config_json = match self.shape {
+            Shape::Tiny => serde_json::from_str(TINY_CONFIG).expect("the embedded config is the fixture's"),
+            Shape::Vela08b => released_config(1024, 3584, 24, (8, 2), (16, 16)),
+            Shape::Vela4b => released_config(2560, 9216, 32, (16, 4), (16, 32)),
+            Shape::Vela9b => released_config(4096, 12_288, 32, (16, 4), (16, 32)),
+        };
+        let backbone = &mut config_json["backbone_config"];
+        if let Some(layers) = self.layers {
+            backbone["num_hidden_layers"] = json!(layers);
+            backbone["layer_types"] = layer_types(layers);
+        }
+        if let Some(vocab) = self.vocab {
+            backbone["vocab_size"] = json!(vocab);
+        }
+        let (layers, vocab) = (&backbone["num_hidden_layers"], &backbone["vocab_size"]);
+        config_json["model_name"] = json!(format!("synth/{}-{layers}-{vocab}-{}", self.shape, self.seed));
+        let config: MemberConfig =
+            serde_json::from_value(config_json.clone()).expect("every key was given a value of its type");
+        config.validate().map_err(|source| SynthError::Config { source })?;
+        Ok(SynthPackage { shape: self.shape, seed: self.seed, config_json, config })
+    }
+}
+
+/// Every fourth layer is full attention.
+fn layer_types(layers: usize) -> Value {
+    (0..layers).map(|index| if index % 4 == 3 { "full_attention" } else { "linear_attention" }).collect()
+}
+
+/// `config.json` at the dimensions of a released member (spec: vela.md §1, synth.md); its name is still open.
+fn released_config(
+    hidden_size: usize,
+    intermediate_size: usize,
+    layers: usize,
+    (num_attention_heads, num_key_value_heads): (usize, usize),
+    (linear_num_key_heads, linear_num_value_heads): (usize, usize),
+) -> Value {
+    json!({
+        "model_type": "vela2-decoder",
+        "format_version": 1,
+        "model_name": null,
+        "backbone_config": {
+            "model_type": "qwen3_5_text",
+            "vocab_size": RELEASED_VOCABULARY,
+            "hidden_size": hidden_size,
+            "intermediate_size": intermediate_size,
+            "num_hidden_layers": layers,
+            "num_attention_heads": num_attention_heads,
+            "num_key_value_heads": num_key_value_heads,
+            "head_dim": 256,
+            "hidden_act": "silu",
+            "rms_norm_eps": 1e-6,
+            "attention_bias": false,
+            "attention_dropout": 0.0,
+            "linear_conv_kernel_dim": 4,
+            "linear_key_head_dim": 128,
+            "linear_value_head_dim": 128,
+            "linear_num_key_heads": linear_num_key_heads,
+            "linear_num_value_heads": linear_num_value_heads,
+            "layer_types": layer_types(layers),
+            "max_position_embeddings": 262_144,
+            "tie_word_embeddings": true,
+            "use_cache": true,
+            "pad_token_id": 1992,
+            "bos_token_id": null,
+            "eos_token_id": 1992,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 10_000_000.0,
+                "partial_rotary_factor": 0.25,
+                "mrope_interleaved": true,
+                "mrope_section": [11, 11, 10],
+            },
+        },
+        "head_dim": 256,
+        "span_head": { "d": 256, "slots": 64 },
+        "max_length": 16_384,
+        "span_layout": { "hybrid_rmax": 2048, "window": 1800, "stride": 1536, "window_above": 2048 },
+        "pad_token_id": 1992,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::qwen3_5::config::TensorSpec;
+
+    fn config(shape: Shape) -> MemberConfig {
+        SynthSpec { shape, layers: None, vocab: None, seed: 1 }.package().unwrap().config
+    }
+
+    /// The published totals of vela.md §1, which every tensor's shape enters.
+    #[test]
+    fn released_shapes_have_the_published_numbers_of_parameters() {
+        for (shape, backbone, tensors, total) in [
+            (Shape::Vela08b, 752_393_024, 320, 755_685_699),
+            (Shape::Vela4b, 4_205_751_296, 426, 4_213_980_675),
+            (Shape::Vela9b, 7_936_684_544, 426, 7_949_850_627_usize),
+        ] {
+            let config = config(shape);
+            let inventory = config.backbone_config.inventory();
+            assert_eq!(inventory.len(), tensors);
+            assert_eq!(inventory.iter().map(TensorSpec::elements).sum::<usize>(), backbone);
+            let all: Vec<_> = config.inventory().into_iter().chain(config.broad_inventory()).collect();
+            assert_eq!(all.len(), tensors + 37);
+            assert_eq!(all.iter().map(TensorSpec::elements).sum::<usize>(), total);
+        }
+    }
+
+    #[test]
+    fn impossible_members_are_refused() {
+        let spec = SynthSpec { shape: Shape::Vela4b, layers: None, vocab: None, seed: 1 };
+        for layers in [0, 6] {
+            assert!(matches!(
+                SynthSpec { layers: Some(layers), ..spec }.package(),
+                Err(SynthError::Layers { found }) if found == layers
+            ));
+        }
+        assert!(matches!(SynthSpec { vocab: Some(1999), ..spec }.package(), Err(SynthError::Vocabulary { .. })));
+        assert!(matches!(SynthSpec { vocab: Some(1 << 40), ..spec }.package(), Err(SynthError::Config { .. })));
+        assert!("5b".parse::<Shape>().is_err());
+        assert_eq!("0.8b".parse(), Ok(Shape::Vela08b));
+    }
+}
