@@ -7,8 +7,8 @@ use tempfile::TempDir;
 use super::synth::{self, Shape, SynthError, SynthSpec};
 use super::{Anchor, MemberError, Package, Trust};
 
-/// A synthetic member of shape `tiny` and seed 1 in a temporary folder, which is removed when this is dropped. It needs no anchor
-/// from outside: this process made it, and anchors it with what it wrote.
+/// A synthetic member of shape `tiny` and seed 1 in a temporary folder, which is removed when this is dropped. It
+/// needs no anchor from outside: this process made it, and anchors it with what it wrote.
 pub struct Demo {
     package: Package,
     anchor: Anchor,

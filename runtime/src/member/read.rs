@@ -41,9 +41,9 @@ impl Package {
     /// Reads every weight file once, verifies it, and shows `visit` every tensor but the embedding under its full name
     /// (`backbone.layers.0…`, `head.…`, `set_bias`, `span2.…`, `span_broad.…`). The embedding's rows stay in the file.
     ///
-    /// Files are read in parallel, so tensors of different files come in no fixed order; those of one file come in the order
-    /// of their bytes. One tensor per file is in memory at a time. What `visit` sees are the bytes that are hashed, but
-    /// they are trusted only once this has returned `Ok`: drop what was made of them if it does not.
+    /// Files are read in parallel, so tensors of different files come in no fixed order; those of one file come in the
+    /// order of their bytes. One tensor per file is in memory at a time. What `visit` sees are the bytes that are
+    /// hashed, but they are trusted only once this has returned `Ok`: drop what was made of them if it does not.
     ///
     /// # Errors
     /// The visitor's first error, at which reading stops; else [`MemberError::Digest`] for a file whose content is not

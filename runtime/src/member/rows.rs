@@ -1,8 +1,8 @@
 //! The embedding table, whose rows stay in their file and are read when a batch needs them.
 //!
-//! Invariant: a row that is handed out has the bytes that were hashed when the package was verified, whatever has become of the
-//! file since: each is compared with a digest of its own. The file is read with `pread`, never mapped, so that a
-//! truncated one is an error and not a signal.
+//! Invariant: a row that is handed out has the bytes that were hashed when the package was verified, whatever has
+//! become of the file since: each is compared with a digest of its own. The file is read with `pread`, never mapped, so
+//! that a truncated one is an error and not a signal.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -61,7 +61,7 @@ impl EmbeddingRows {
             .map_err(|error| rows(format!("{}: row {id}: {error}; load the member again", self.file_name)))?;
         if row_digest(row) != *digest {
             return Err(rows(format!(
-                "{}: row {id}: expected the bytes that were verified, found others: the file was changed in use; load the member again",
+                "{}: row {id}: expected the bytes that were verified, found others; restore the file and load the member again",
                 self.file_name
             )));
         }

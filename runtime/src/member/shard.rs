@@ -1,9 +1,9 @@
 //! One weight file: its open descriptor and what its header says is where.
 //!
-//! Invariant: the tensors of a [`Shard`] tile its data section exactly, in the order of their offsets, and the file is as
-//! long as they need. Whether they are the right ones is the package's question; whether their bytes are, only the
-//! pass that reads them can tell. That pass takes the header from here and not from the file, so that what was parsed is
-//! what is hashed.
+//! Invariant: the tensors of a [`Shard`] tile its data section exactly, in the order of their offsets, and the file is
+//! as long as they need. Whether they are the right ones is the package's question; whether their bytes are, only the
+//! pass that reads them can tell. That pass takes the header from here and not from the file, so that what was parsed
+//! is what is hashed.
 
 use std::collections::BTreeMap;
 use std::fs::File;

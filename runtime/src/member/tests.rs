@@ -1,5 +1,5 @@
-//! Packages as a whole: what opens, and what does not. Fixture members are copied, spoiled, and, where the question lies
-//! behind the digests, sealed again with an anchor of their own.
+//! Packages as a whole: what opens, and what does not. Fixture members are copied, spoiled, and, where the question
+//! lies behind the digests, sealed again with an anchor of their own.
 
 use std::collections::BTreeMap;
 use std::fs::{self, OpenOptions};

@@ -1,7 +1,7 @@
 //! A synthetic member's files, streamed.
 //!
-//! Values are made by a few threads in pieces, and written and hashed in order by the caller's. A safetensors header needs only
-//! names and shapes, so each file is written front to back once.
+//! Values are made by a few threads in pieces, and written and hashed in order by the caller's. A safetensors header
+//! needs only names and shapes, so each file is written front to back once.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};

@@ -50,7 +50,7 @@ pub enum SynthError {
 /// by one rename, so that there is a whole package or none.
 ///
 /// # Errors
-/// [`SynthError`]; nothing is left behind then.
+/// [`SynthError`]; `out` is as it was then.
 pub fn write(spec: &SynthSpec, out: &Path, progress: &dyn Progress) -> Result<SynthReport, SynthError> {
     files::write_package(&spec.package()?, out, progress)
 }
