@@ -11,6 +11,8 @@ pub mod error;
 mod host;
 pub mod reference;
 mod rotary;
+#[cfg(test)]
+mod tests;
 
 pub use device::{AttentionShape, DType, Device, GatedDeltaShape, HostTensor, Packing, PairGroup, RowSource, Sequence};
 pub use error::KernelError;

@@ -108,3 +108,91 @@ pub(crate) fn dot<S: Simd>(simd: S, x: &[f32], y: &[f32]) -> f32 {
 pub(crate) fn rms_scale<S: Simd>(simd: S, x: &[f32], eps: f32) -> f32 {
     1.0 / (dot(simd, x, x) / x.len() as f32 + eps).sqrt()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::Isa;
+    use crate::cpu::simd::Kernel;
+
+    /// One function of each value, through whole and partial vectors.
+    struct Apply<'a>(&'a mut [f32], Function);
+
+    #[derive(Clone, Copy)]
+    enum Function {
+        Exp,
+        Sigmoid,
+        Silu,
+    }
+
+    impl Kernel for Apply<'_> {
+        type Output = ();
+
+        #[inline(always)]
+        fn run<S: Simd>(self, simd: S) {
+            zip_map(simd, self.0, [], |x, []| match self.1 {
+                Function::Exp => exp(simd, x),
+                Function::Sigmoid => sigmoid(simd, x),
+                Function::Silu => silu(simd, x),
+            });
+        }
+    }
+
+    fn apply(isa: Isa, function: Function, inputs: &[f32]) -> Vec<f32> {
+        let mut values = inputs.to_vec();
+        isa.run(Apply(&mut values, function));
+        values
+    }
+
+    /// Distance from the exact value in units of the last place of its rounding.
+    fn ulps(found: f32, exact: f64) -> f64 {
+        let rounded = exact as f32;
+        let unit = f64::from(rounded.next_up()) - f64::from(rounded);
+        (f64::from(found) - exact).abs() / unit
+    }
+
+    /// Every 1,009th F32 whose exponential is finite and not zero, of both signs.
+    fn grid() -> Vec<f32> {
+        let below = |bound: f32| (0..bound.to_bits()).step_by(1009).map(f32::from_bits);
+        below(88.72).chain(below(103.9).map(|x| -x)).collect()
+    }
+
+    #[test]
+    fn exp_is_within_two_ulps() {
+        let inputs = grid();
+        for isa in Isa::available() {
+            for (x, found) in inputs.iter().zip(apply(isa, Function::Exp, &inputs)) {
+                let distance = ulps(found, f64::from(*x).exp());
+                assert!(distance <= 2.0, "{}: exp({x}) = {found}: {distance} ULP", isa.name());
+            }
+        }
+    }
+
+    /// Normal results only: a subnormal unit is as large as the value.
+    #[test]
+    fn sigmoid_and_silu_are_within_four_ulps() {
+        let inputs: Vec<f32> = grid().into_iter().filter(|x| (-80.0..80.0).contains(x) && x.abs() > 1e-30).collect();
+        for isa in Isa::available() {
+            let (sigmoids, silus) = (apply(isa, Function::Sigmoid, &inputs), apply(isa, Function::Silu, &inputs));
+            for ((x, sigmoid), silu) in inputs.iter().zip(sigmoids).zip(silus) {
+                let exact = 1.0 / (1.0 + (-f64::from(*x)).exp());
+                assert!(ulps(sigmoid, exact) <= 4.0, "{}: sigmoid({x}) = {sigmoid}", isa.name());
+                assert!(ulps(silu, f64::from(*x) * exact) <= 4.0, "{}: silu({x}) = {silu}", isa.name());
+            }
+        }
+    }
+
+    /// A state that is not a number must reach the answer's check, not become a probability.
+    #[test]
+    fn limits_and_not_a_number_pass_through() {
+        let inputs = [f32::INFINITY, f32::NEG_INFINITY, f32::NAN, 89.5, -150.0];
+        for isa in Isa::available() {
+            let found = apply(isa, Function::Exp, &inputs);
+            assert_eq!((found[0], found[1], found[3], found[4]), (f32::INFINITY, 0.0, f32::INFINITY, 0.0));
+            assert!(found[2].is_nan(), "{}", isa.name());
+            let found = apply(isa, Function::Sigmoid, &inputs);
+            assert_eq!((found[0], found[1], found[3], found[4]), (1.0, 0.0, 1.0, 0.0));
+            assert!(found[2].is_nan(), "{}", isa.name());
+        }
+    }
+}
