@@ -13,3 +13,204 @@ pub mod thresholds;
 pub mod tokens;
 pub mod unicode;
 pub mod words;
+
+use std::sync::Arc;
+
+use self::calibration::{Calibration, CalibrationError};
+use self::finish::{Asked, Failure, Unanswered};
+use self::layout::{Layout, LayoutError, LayoutParameters, SharedPieces, TokenPart};
+use self::questions::{Kind, Problem, Question, read_questions};
+use self::state::{State, StateProblem, read_state};
+use self::tokens::{Tokenizer, TokenizerError};
+use super::{Family, Plan, Rendered};
+use crate::wire::json::Value;
+use crate::wire::request::{self, Strictness};
+use crate::wire::response::{Detail, Loc, Refusal};
+
+/// A Vela member's reading and answering: its tokenizer, calibration and limits.
+pub struct Vela {
+    tokenizer: Tokenizer,
+    shared: SharedPieces,
+    calibration: Arc<Calibration>,
+    layout: LayoutParameters,
+    has_broad: bool,
+    noul_calibration: bool,
+}
+
+/// What a [`Vela`] is made of.
+#[derive(Clone, Copy, Debug)]
+pub struct VelaFiles<'a> {
+    /// The bytes of `tokenizer.json` and `calibration.json`.
+    pub tokenizer: &'a [u8],
+    pub calibration: &'a [u8],
+    pub layout: LayoutParameters,
+    /// Whether the package has a broad span head.
+    pub has_broad: bool,
+    /// Whether the deployment enables the noul calibration; the file can do so too.
+    pub noul_calibration: bool,
+}
+
+/// Why a member's files do not make a [`Vela`].
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum VelaError {
+    #[error(transparent)]
+    Tokenizer(#[from] TokenizerError),
+    #[error(transparent)]
+    Calibration(#[from] CalibrationError),
+    #[error("calibration.json: broad_head: expected an object beside broad_head.safetensors, found none; export again")]
+    NoBroadCalibration,
+    #[error("config.json: span_layout.{key}: expected at least 1, found 0; export again")]
+    ZeroLayout { key: &'static str },
+}
+
+/// A request whose questions have been read: what [`Asked`] needs of each, and those that are valid.
+struct Understood {
+    asked: Vec<Asked>,
+    questions: Vec<Question>,
+}
+
+impl Vela {
+    /// Reads a member's files.
+    ///
+    /// # Errors
+    /// [`VelaError`], for a file that is not what it should be or files that do not go together.
+    pub fn new(files: VelaFiles<'_>) -> Result<Self, VelaError> {
+        let VelaFiles { layout, has_broad, noul_calibration, .. } = files;
+        for (key, tokens) in [("window", layout.window), ("stride", layout.stride)] {
+            if tokens == 0 {
+                return Err(VelaError::ZeroLayout { key });
+            }
+        }
+        let calibration = Calibration::parse(files.calibration)?;
+        if has_broad && calibration.broad_head.is_none() {
+            return Err(VelaError::NoBroadCalibration);
+        }
+        let tokenizer = Tokenizer::from_bytes(files.tokenizer)?;
+        let shared = SharedPieces::new(&tokenizer)?;
+        Ok(Vela { tokenizer, shared, calibration: Arc::new(calibration), layout, has_broad, noul_calibration })
+    }
+
+    /// [`Family::render`], with what is pending still open to view.
+    fn lay_out(
+        &self,
+        state: &Value,
+        questions: &[(String, request::Question)],
+        strictness: Strictness,
+    ) -> Result<(Plan, Unanswered), Refusal> {
+        let state = read_state(state).map_err(|problem| Refusal::Invalid(vec![state_detail(problem)]))?;
+        let Understood { mut asked, questions } = self.understand(&state, questions, strictness)?;
+        let parts = self.token_parts(&state, &questions).map_err(LayoutError::from)?;
+        let layout = Layout::of(&self.tokenizer, &self.shared, self.layout, &parts, &questions, strictness)?;
+        mark_too_long(&mut asked, &questions, &layout.too_long);
+        let input_tokens = layout.tokens();
+        let (plan, reads) = layout.into_plan(&questions);
+        let pending = Unanswered {
+            calibration: Arc::clone(&self.calibration),
+            has_broad: self.has_broad,
+            noul_calibration: self.noul_calibration,
+            strictness,
+            asked,
+            questions,
+            reads,
+            state,
+            parts,
+            input_tokens,
+        };
+        Ok((plan, pending))
+    }
+
+    fn understand(
+        &self,
+        state: &State,
+        asked: &[(String, request::Question)],
+        strictness: Strictness,
+    ) -> Result<Understood, Refusal> {
+        let read = read_questions(asked, state, &self.calibration, self.has_broad);
+        let mut details = Vec::new();
+        let mut understood = Understood { asked: Vec::with_capacity(asked.len()), questions: Vec::new() };
+        for ((id, body), question) in asked.iter().zip(read) {
+            match question {
+                Ok(question) => {
+                    let index = understood.questions.len();
+                    understood.asked.push(Asked::Question { index, kind: kind_as_sent(body) });
+                    understood.questions.push(question);
+                }
+                Err(problem) if strictness == Strictness::PerQuestion => {
+                    let failure = Failure { kind: kind_as_sent(body), code: problem.code, message: problem.msg };
+                    understood.asked.push(Asked::Failed { id: id.clone(), failure });
+                }
+                Err(problem) => details.push(question_detail(id, problem)),
+            }
+        }
+        if details.is_empty() { Ok(understood) } else { Err(Refusal::Invalid(details)) }
+    }
+
+    /// The parts in tokens, with words where a span reads them.
+    fn token_parts(&self, state: &State, questions: &[Question]) -> Result<Vec<TokenPart>, TokenizerError> {
+        let is_target = |role| questions.iter().any(|q| q.kind == Kind::Span && q.roles.contains(&role));
+        state.parts.iter().map(|part| TokenPart::read(&self.tokenizer, part, is_target(part.role))).collect()
+    }
+}
+
+impl Family for Vela {
+    fn render(
+        &self,
+        state: &Value,
+        questions: &[(String, request::Question)],
+        strictness: Strictness,
+    ) -> Result<Rendered, Refusal> {
+        let (plan, pending) = self.lay_out(state, questions, strictness)?;
+        Ok(Rendered { plan, pending: Box::new(pending) })
+    }
+
+    fn question_types(&self) -> &'static [&'static str] {
+        &["choice", "noul", "score", "set", "span"]
+    }
+
+    fn max_length_tokens(&self) -> usize {
+        self.layout.max_length
+    }
+}
+
+impl From<LayoutError> for Refusal {
+    fn from(error: LayoutError) -> Self {
+        match error {
+            LayoutError::TooLong(problem) => Refusal::TooLong { message: problem.to_string() },
+            LayoutError::Tokenizer(error) => Refusal::Internal { reason: error.to_string() },
+        }
+    }
+}
+
+fn mark_too_long(asked: &mut [Asked], questions: &[Question], too_long: &[usize]) {
+    for entry in asked {
+        if let Asked::Question { index, kind } = entry
+            && too_long.binary_search(index).is_ok()
+        {
+            let message = "the question does not fit the member's input".to_owned();
+            let failure = Failure { kind: kind.clone(), code: "too_long", message };
+            *entry = Asked::Failed { id: questions[*index].id.clone(), failure };
+        }
+    }
+}
+
+/// A question's `type` as sent, null if there is none to read.
+fn kind_as_sent(body: &request::Question) -> Value {
+    body.as_object().and_then(|body| body.get("type")).cloned().unwrap_or(Value::Null)
+}
+
+fn state_detail(problem: StateProblem) -> Detail {
+    Detail { loc: keys(["body", "state"]), msg: problem.to_string(), code: problem.code() }
+}
+
+fn question_detail(id: &str, problem: Problem) -> Detail {
+    let mut loc = keys(["body", "questions", id]);
+    loc.extend(problem.loc);
+    Detail { loc, msg: problem.msg, code: problem.code }
+}
+
+fn keys<const N: usize>(steps: [&str; N]) -> Vec<Loc> {
+    steps.map(|step| Loc::Key(step.to_owned())).to_vec()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,225 @@
+//! From parts and questions to rows, trees and windows of token ids (spec: vela.md §6).
+//!
+//! Invariant: within one request every piece of text is tokenised once, and trees whose prefixes are equal share one
+//! copy. A [`Layout`] keeps everything, blocks that windows replace included, because token counts do;
+//! [`Layout::into_plan`] leaves what is read.
+
+mod build;
+mod pieces;
+mod plan;
+mod truncate;
+
+use std::fmt;
+
+use self::build::{Builder, Row};
+pub use self::pieces::SharedPieces;
+pub use self::plan::Read;
+pub use self::truncate::Numbers;
+use super::questions::{Kind, Question};
+use super::state::{Part, Role};
+use super::tokens::{Ids, Tokenizer, TokenizerError};
+use super::words::{Word, first_tokens, split_words};
+use crate::family::TokenRange;
+use crate::wire::request::Strictness;
+
+/// The most tokens that one request may take, all rows and windows together. The spec has no such limit: it keeps a
+/// long state with many span questions, each of which reads its own windows, from filling the memory. A device would
+/// need hours for it.
+const MAX_REQUEST_TOKENS: usize = 1 << 24;
+
+/// What a member's input may be, in tokens (`max_length` and `span_layout` of its `config.json`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LayoutParameters {
+    pub max_length: usize,
+    /// The longest span target that its block repeats; longer ones are read in windows.
+    pub hybrid_rmax: usize,
+    /// At least 1.
+    pub window: usize,
+    /// At least 1.
+    pub stride: usize,
+}
+
+/// A part of the state in tokens.
+#[derive(Clone, Debug)]
+pub struct TokenPart {
+    pub role: Role,
+    pub ids: Vec<u32>,
+    /// The words that have a first token, ascending in range and token; none where no span reads the part.
+    pub words: Vec<Word>,
+}
+
+/// Every tree of a request, in order: each row's own, then the windows of its long span.
+#[derive(Clone, Debug, Default)]
+pub struct Layout {
+    pub trees: Vec<LaidTree>,
+    /// Indices of the questions that do not fit, ascending; never any when all-or-nothing.
+    pub too_long: Vec<usize>,
+}
+
+/// A tree with everything that led to it.
+#[derive(Clone, Debug)]
+pub struct LaidTree {
+    pub row: usize,
+    /// Tokens of the span's target, for a window.
+    pub window: Option<TokenRange>,
+    /// Kept tokens by part.
+    pub kept: Vec<usize>,
+    pub numbers: Numbers,
+    pub prefix: Ids,
+    pub blocks: Vec<LaidBlock>,
+}
+
+/// A question's block.
+#[derive(Clone, Debug)]
+pub struct LaidBlock {
+    /// Index of its question.
+    pub question: usize,
+    pub ids: Vec<u32>,
+    /// The options (abstain last) or labels, relative to the block.
+    pub pieces: Vec<TokenRange>,
+    /// Index of the first of its words among the words of its part; the others follow it.
+    pub first_word: usize,
+    /// Where each word is read, relative to the block.
+    pub words: Vec<u32>,
+    /// Counted, but read in windows instead.
+    pub replaced: bool,
+}
+
+/// Why a request cannot be laid out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TooLong {
+    pub row: usize,
+    pub window: Option<TokenRange>,
+    pub reason: TooLongReason,
+}
+
+/// What did not fit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TooLongReason {
+    /// The row or window does not fit the member's input even with the shortest parts.
+    Questions(Numbers),
+    /// All rows and windows together exceed what one request may take.
+    Request { limit_tokens: usize },
+}
+
+impl fmt::Display for TooLong {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.reason {
+            // The recorded cases have this text.
+            TooLongReason::Questions(_) => f.write_str("the questions do not fit the member's input"),
+            TooLongReason::Request { limit_tokens } => {
+                write!(f, "rows and windows take more than {limit_tokens} tokens; ask less of so long a state")
+            }
+        }
+    }
+}
+
+/// Either kind of failure to lay out.
+#[derive(Debug, thiserror::Error)]
+pub enum LayoutError {
+    #[error("{0}")]
+    TooLong(TooLong),
+    #[error(transparent)]
+    Tokenizer(#[from] TokenizerError),
+}
+
+impl From<TooLong> for LayoutError {
+    fn from(problem: TooLong) -> Self {
+        LayoutError::TooLong(problem)
+    }
+}
+
+impl TokenPart {
+    /// Tokenises a part; its words are looked for where a span will read them.
+    ///
+    /// # Errors
+    /// [`TokenizerError::Encode`].
+    pub fn read(tokenizer: &Tokenizer, part: &Part, with_words: bool) -> Result<Self, TokenizerError> {
+        let encoding = tokenizer.encode_part(&part.text)?;
+        let words = if with_words { first_tokens(&split_words(&part.text), &encoding.offsets) } else { Vec::new() };
+        Ok(TokenPart { role: part.role, ids: encoding.ids, words })
+    }
+}
+
+impl Layout {
+    /// Lays a request out. `questions` read only parts that exist.
+    ///
+    /// All-or-nothing, the first row or window that does not fit refuses the request; else its questions are sorted
+    /// out as system-one.md says, and stand in [`Layout::too_long`].
+    ///
+    /// # Errors
+    /// [`LayoutError::Tokenizer`] in both cases, [`LayoutError::TooLong`] when all-or-nothing.
+    pub fn of(
+        tokenizer: &Tokenizer,
+        shared: &SharedPieces,
+        parameters: LayoutParameters,
+        parts: &[TokenPart],
+        questions: &[Question],
+        strictness: Strictness,
+    ) -> Result<Layout, LayoutError> {
+        let mut builder = Builder::new(tokenizer, shared, parameters, parts, questions)?;
+        let mut layout = Layout::default();
+        for row in split_rows(questions) {
+            match strictness {
+                Strictness::AllOrNothing => layout.trees.extend(builder.row(&row)?),
+                Strictness::PerQuestion => {
+                    let (trees, too_long) = fitting(&mut builder, row);
+                    layout.trees.extend(trees);
+                    layout.too_long.extend(too_long);
+                }
+            }
+        }
+        layout.too_long.sort_unstable();
+        Ok(layout)
+    }
+
+    /// Tokens of all trees, replaced blocks included: `usage.input_tokens`.
+    pub fn tokens(&self) -> usize {
+        self.trees.iter().map(LaidTree::tokens).sum()
+    }
+}
+
+impl LaidTree {
+    /// Tokens of the prefix and of every block.
+    pub fn tokens(&self) -> usize {
+        self.prefix.len() + self.blocks.iter().map(|block| block.ids.len()).sum::<usize>()
+    }
+}
+
+/// The first row takes every candidate question and the first span; each further span has its own.
+fn split_rows(questions: &[Question]) -> Vec<Row> {
+    let (spans, candidates): (Vec<usize>, _) =
+        (0..questions.len()).partition(|&question| questions[question].kind == Kind::Span);
+    let mut spans = spans.into_iter();
+    let first = Row { index: 0, candidates, span: spans.next() };
+    let further = spans.enumerate().map(|(i, span)| Row { index: i + 1, candidates: Vec::new(), span: Some(span) });
+    std::iter::once(first).filter(|row| !row.is_empty()).chain(further).collect()
+}
+
+/// The trees of a row without the questions that do not fit, and those questions.
+///
+/// Each pass removes at least one question, so this ends. Whoever would fit alone is not to blame; a second pass
+/// therefore finds no one to blame, and removes all that are left.
+fn fitting(builder: &mut Builder<'_>, mut row: Row) -> (Vec<LaidTree>, Vec<usize>) {
+    let mut too_long = Vec::new();
+    while !row.is_empty() {
+        let problem = match builder.row(&row) {
+            Ok(trees) => return (trees, too_long),
+            Err(problem) => problem,
+        };
+        let is_to_blame = |question: usize| match problem.window {
+            Some(_) => row.span == Some(question),
+            None => !builder.fits_alone(question),
+        };
+        let mut removed: Vec<usize> = row.questions().filter(|&question| is_to_blame(question)).collect();
+        if removed.is_empty() {
+            removed = row.questions().collect();
+        }
+        row.remove(&removed);
+        too_long.append(&mut removed);
+    }
+    (Vec::new(), too_long)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,195 @@
+//! Recorded logits to recorded answers, to the last byte.
+
+use super::*;
+use crate::family::CharRange;
+use crate::family::vela::decode::Decoded;
+use crate::family::vela::finish::spans::Target;
+use crate::family::vela::thresholds::{span_threshold, temperature};
+use crate::wire::response::{Answer, write_decision, write_details};
+
+/// vela.md §9: what a recorded response may differ by where the platform's `exp` does.
+const TOLERANCE: f64 = 1.5e-6;
+
+#[test]
+fn responses_equal_the_recorded_ones() {
+    let (mut compared, mut equal) = (0, 0);
+    for case in cases() {
+        let Some(recorded) = case.recorded("response_text") else { continue };
+        let (plan, pending) = case.vela.lay_out(&case.state, &case.questions, Strictness::AllOrNothing).unwrap();
+        let logits = recorded_logits(&case, &plan, &pending);
+        let decision = Box::new(pending).finish(&logits).unwrap();
+        let model = case.recorded["response"]["model"].as_str().unwrap();
+        let text = write_decision(model, &decision);
+        compared += 1;
+        if text == recorded.as_str().unwrap() {
+            equal += 1;
+        } else {
+            println!("{}: not byte-equal", case.name);
+            let found: Json = serde_json::from_str(&text).unwrap();
+            check_close(&found, &case.recorded["response"], &case.name);
+        }
+    }
+    println!("{equal} of {compared} responses are byte-equal");
+    assert!(compared > 70, "{compared}");
+}
+
+#[test]
+fn invalid_requests_are_refused_as_recorded() {
+    let mut compared = 0;
+    for case in cases() {
+        let Some(error) = case.recorded("error").filter(|error| error["status"] == 422) else { continue };
+        let Err(refusal) = case.vela.render(&case.state, &case.questions, Strictness::AllOrNothing) else {
+            panic!("{}", case.name)
+        };
+        let Refusal::Invalid(details) = refusal else { panic!("{}: {refusal:?}", case.name) };
+        let found: Json = serde_json::from_str(&write_details(&details)).unwrap();
+        assert_eq!(found["detail"], error["detail"], "{}", case.name);
+        compared += 1;
+    }
+    assert_eq!(compared, 6);
+}
+
+#[test]
+fn abstain_probabilities_equal_the_recorded_ones() {
+    let mut compared = 0;
+    for case in cases() {
+        let Some(recorded) = case.recorded("answering") else { continue };
+        let (plan, pending) = case.vela.lay_out(&case.state, &case.questions, Strictness::PerQuestion).unwrap();
+        let logits = recorded_logits(&case, &plan, &pending);
+        let decision = Box::new(pending).finish(&logits).unwrap();
+        for (id, answer) in &decision.answers {
+            let (Answer::Choice { abstain_probability: found, .. } | Answer::Noul { abstain_probability: found, .. }) =
+                answer
+            else {
+                continue;
+            };
+            let expected = recorded.get(id).and_then(|info| info["abstain_probability"].as_f64());
+            assert_eq!(found.is_some(), expected.is_some(), "{}: {id}", case.name);
+            if let (Some(found), Some(expected)) = (found, expected) {
+                assert!((found - expected).abs() <= 1e-12, "{}: {id}: {found} instead of {expected}", case.name);
+                compared += 1;
+            }
+        }
+    }
+    assert!(compared > 40, "{compared}");
+}
+
+/// Temperature, rule and threshold before the gate, spans found at the probe threshold, and the decoded spans of the
+/// whole part with their words.
+#[test]
+fn spans_are_decoded_as_recorded() {
+    let mut compared = 0;
+    for case in cases() {
+        let Some(recorded) = case.recorded("answering") else { continue };
+        let (plan, pending) = case.vela.lay_out(&case.state, &case.questions, Strictness::AllOrNothing).unwrap();
+        let logits = recorded_logits(&case, &plan, &pending);
+        for (index, question) in pending.questions.iter().enumerate() {
+            let info = &recorded[&question.id];
+            let name = format!("{}: {}", case.name, question.id);
+            assert_eq!(temperature(&pending.calibration, question), info["temperature"].as_f64().unwrap(), "{name}");
+            if question.kind != Kind::Span {
+                continue;
+            }
+            let readings = pending.readings(index, &logits).unwrap();
+            let part = pending.part_of(question);
+            let target = Target::new(&pending, part);
+            let before = span_threshold(&pending.calibration, question, pending.parts[part].ids.len());
+            let expected = info["rule_threshold"].as_f64().unwrap();
+            assert!((before.value - expected).abs() < 1e-15, "{name}: {} instead of {expected}", before.value);
+            let decoding = target.decode(&pending.calibration, question, &readings);
+            assert_eq!(decoding.threshold.rule, info["rule"], "{name}");
+            assert_eq!(decoding.probe_spans.map(|spans| spans as u64), info["probe_spans"].as_u64(), "{name}");
+            let recorded: Vec<Decoded> = info["decoded"].as_array().unwrap().iter().map(decoded).collect();
+            assert_eq!(decoding.spans, recorded, "{name}");
+            compared += 1;
+        }
+    }
+    assert!(compared > 100, "{compared}");
+}
+
+#[test]
+fn logits_that_are_not_numbers_or_not_as_planned_fail() {
+    let case = named_case("vela/tiny-08b/golden.json");
+    let spoil: [(&str, fn(&mut Vec<Vec<Logits>>)); 6] = [
+        ("urgency", |logits| logits[0][2].values[1] = f32::NAN),
+        ("pii", |logits| logits[0][4].values[7] = f32::INFINITY),
+        ("halu", |logits| logits[1][0].values.truncate(3)),
+        ("halu", |logits| logits.truncate(1)),
+        ("domain", |logits| logits[0][0].values.clear()),
+        ("pii", |logits| logits[0][4].columns = 1),
+    ];
+    for (question, spoil) in spoil {
+        let (plan, pending) = case.vela.lay_out(&case.state, &case.questions, Strictness::AllOrNothing).unwrap();
+        let mut logits = recorded_logits(&case, &plan, &pending);
+        spoil(&mut logits);
+        let expected = Refusal::InvalidModelOutput { question: question.to_owned() };
+        assert_eq!(Box::new(pending).finish(&logits), Err(expected));
+    }
+}
+
+/// The first in the order of the plan, as the reference meets it, not in the order of the questions.
+#[test]
+fn of_several_bad_outputs_the_first_read_is_named() {
+    let case = named_case("vela/tiny-08b/golden.json");
+    let (plan, pending) = case.vela.lay_out(&case.state, &case.questions, Strictness::AllOrNothing).unwrap();
+    let logits = logits_of(&plan, |_, _, _| f32::NAN);
+    assert_eq!(
+        Box::new(pending).finish(&logits),
+        Err(Refusal::InvalidModelOutput { question: "domain".to_owned() })
+    );
+}
+
+/// Each recorded value, as F32, in the place of the plan where its block stands.
+fn recorded_logits(case: &Case, plan: &Plan, pending: &Unanswered) -> Vec<Vec<Logits>> {
+    let mut values: Vec<Vec<Vec<f32>>> = plan.trees.iter().map(|tree| vec![Vec::new(); tree.blocks.len()]).collect();
+    for (question, reads) in pending.questions.iter().zip(&pending.reads) {
+        let recorded = case.recorded["logits"][&question.id].as_array().unwrap();
+        assert_eq!(recorded.len(), reads.len(), "{}: {}", case.name, question.id);
+        for (recorded, read) in recorded.iter().zip(reads) {
+            let flat = recorded["values"].as_array().unwrap().iter().flat_map(|row| match row {
+                Json::Array(row) => row.clone(),
+                one => vec![one.clone()],
+            });
+            values[read.tree][read.block] = flat.map(|x| x.as_f64().unwrap() as f32).collect();
+        }
+    }
+    let shaped = logits_of(plan, |tree, block, place| values[tree][block][place]);
+    let sizes_are_equal = |(shaped, recorded): (&Vec<Logits>, &Vec<Vec<f32>>)| {
+        shaped.iter().zip(recorded).all(|(shaped, recorded)| shaped.values.len() == recorded.len())
+    };
+    assert!(shaped.iter().zip(&values).all(sizes_are_equal), "{}", case.name);
+    shaped
+}
+
+fn decoded(span: &Json) -> Decoded {
+    let of = |value: &Json| value.as_u64().unwrap() as usize;
+    Decoded {
+        label: of(&span["label"]),
+        range: CharRange { start: of(&span["start"]), end: of(&span["end"]) },
+        words: of(&span["words"][0])..of(&span["words"][1]),
+        probability: span["probability"].as_f64().unwrap() as f32,
+    }
+}
+
+/// Equal in structure, keys, their order and texts; numbers within [`TOLERANCE`].
+fn check_close(found: &Json, expected: &Json, at: &str) {
+    match (found, expected) {
+        (Json::Object(found), Json::Object(expected)) => {
+            assert_eq!(found.keys().collect::<Vec<_>>(), expected.keys().collect::<Vec<_>>(), "{at}");
+            for (key, value) in found {
+                check_close(value, &expected[key], &format!("{at}.{key}"));
+            }
+        }
+        (Json::Array(found), Json::Array(expected)) => {
+            assert_eq!(found.len(), expected.len(), "{at}");
+            for (i, (found, expected)) in found.iter().zip(expected).enumerate() {
+                check_close(found, expected, &format!("{at}[{i}]"));
+            }
+        }
+        (Json::Number(found), Json::Number(expected)) if found.is_f64() || expected.is_f64() => {
+            let (found, expected) = (found.as_f64().unwrap(), expected.as_f64().unwrap());
+            assert!((found - expected).abs() <= TOLERANCE, "{at}: {found} instead of {expected}");
+        }
+        _ => assert_eq!(found, expected, "{at}"),
+    }
+}
