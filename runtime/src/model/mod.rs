@@ -1,3 +1,113 @@
 //! Trees become hidden states (`qwen3_5`), hidden states become logits (`heads`). No text, no questions, no JSON.
+//!
+//! [`Forward`] is what an executor runs; [`Model`] is the one implementation, over whatever device it is given.
 
+mod error;
+mod heads;
+mod parameters;
 pub mod qwen3_5;
+
+#[cfg(test)]
+mod tests;
+
+use synod_kernels::Device;
+
+pub use self::error::ModelError;
+use self::heads::Heads;
+use self::parameters::Parameters;
+use self::qwen3_5::forest::{self, Forest};
+use self::qwen3_5::{Backbone, Workspace};
+use crate::family::{Logits, Readout, Tree};
+use crate::member::{Package, Progress};
+
+/// What a loaded member computes.
+pub trait Forward: Send {
+    /// The logits of every block of every tree, `[tree][block]`, in the order given. A block's logits do not depend,
+    /// bit for bit, on what else is in the call.
+    ///
+    /// # Errors
+    /// A tree that this member cannot read (a token id outside the vocabulary, a readout outside its block, a span
+    /// head that it lacks), or a failing device. The member can be used again after any of them.
+    fn forward(&mut self, trees: &[&Tree]) -> Result<Vec<Vec<Logits>>, ModelError>;
+}
+
+/// Rows that one pass through the layers takes at most, whole trees permitting: it bounds the workspace.
+const BATCH_TOKENS: usize = 24_576;
+
+/// A member's backbone and heads on one device.
+pub struct Model<D: Device> {
+    device: D,
+    backbone: Backbone<D>,
+    heads: Heads<D>,
+    workspace: Workspace<D::Matrix>,
+    batch_tokens: usize,
+    tokens_computed: u64,
+}
+
+impl<D: Device> Model<D> {
+    /// Loads every tensor of a verified package. `progress` hears of every tensor that is read.
+    ///
+    /// # Errors
+    /// A tensor that is missing, superfluous or of another shape than the config calls for; files that changed since
+    /// they were verified; a device without room.
+    pub fn load(device: D, package: &Package, progress: &dyn Progress) -> Result<Self, ModelError> {
+        let config = package.config();
+        let broad = if package.has_broad_head() { config.broad_inventory() } else { Vec::new() };
+        let mut parameters = Parameters::expecting(config.inventory().into_iter().chain(broad));
+        let rows = package
+            .read_tensors::<ModelError>(progress, &mut |name, tensor| parameters.accept(&device, name, tensor))?;
+        parameters.check_complete()?;
+        let backbone = Backbone::build(&config.backbone_config, &device, &mut parameters, Box::new(rows))?;
+        let heads = Heads::build(&device, &mut parameters, config.span_head.slots, package.has_broad_head())?;
+        let workspace = Workspace::new(&device);
+        Ok(Self { device, backbone, heads, workspace, batch_tokens: BATCH_TOKENS, tokens_computed: 0 })
+    }
+
+    /// Sets how many rows one pass through the layers takes at most (24,576 unless set). A tree is never divided:
+    /// one that is longer is a pass by itself.
+    #[must_use]
+    pub fn with_batch_tokens(self, batch_tokens: usize) -> Self {
+        Self { batch_tokens, ..self }
+    }
+
+    /// Tokens computed since loading. A prefix that several trees of a pass share counts once.
+    pub fn tokens_computed(&self) -> u64 {
+        self.tokens_computed
+    }
+
+    /// One pass: all of `trees` in one packed matrix.
+    fn forward_batch(&mut self, trees: &[&Tree]) -> Result<Vec<Vec<Logits>>, ModelError> {
+        let forest = Forest::pack(trees)?;
+        let mut logits: Vec<Vec<Logits>> =
+            trees.iter().map(|tree| tree.blocks.iter().map(|block| no_logits(&block.readout)).collect()).collect();
+        if forest.reads.is_empty() {
+            return Ok(logits);
+        }
+        let states = self.backbone.forward(&self.device, &forest, &mut self.workspace)?;
+        let read = self.heads.logits(&self.device, states, &forest.reads)?;
+        for (place, block) in forest.reads.iter().zip(read) {
+            logits[place.tree][place.block] = block;
+        }
+        self.tokens_computed += forest.ids.len() as u64;
+        Ok(logits)
+    }
+}
+
+impl<D: Device> Forward for Model<D> {
+    fn forward(&mut self, trees: &[&Tree]) -> Result<Vec<Vec<Logits>>, ModelError> {
+        let mut logits = Vec::with_capacity(trees.len());
+        for batch in forest::batches(trees, self.batch_tokens) {
+            logits.extend(self.forward_batch(&trees[batch])?);
+        }
+        Ok(logits)
+    }
+}
+
+/// What a block answers that reads nothing.
+fn no_logits(readout: &Readout) -> Logits {
+    let columns = match readout {
+        Readout::Candidates { .. } => 1,
+        Readout::Spans { labels, .. } => labels.len(),
+    };
+    Logits { values: Vec::new(), columns }
+}
