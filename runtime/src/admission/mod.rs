@@ -10,8 +10,9 @@
 mod decompress;
 mod permit;
 mod reader;
+
 #[cfg(test)]
-mod tests;
+pub(crate) use decompress::tests as test_bodies;
 
 use std::future::Future;
 use std::sync::Arc;

@@ -74,8 +74,7 @@ impl Reader {
         let roster = Arc::clone(&self.roster.borrow());
         let member = route(&roster, request.model.as_deref(), call.allowed.as_deref())?;
         let face = member.face.as_ref().filter(|_| member.is_ready()).ok_or_else(|| not_ready(member))?;
-        let rendered =
-            face.family.render(&request.state, &request.questions, call.strictness).map_err(refused)?;
+        let rendered = face.family.render(&request.state, &request.questions, call.strictness).map_err(refused)?;
         for (_, question) in &request.questions {
             self.metrics.question(kind(question, face.family.question_types()));
         }

@@ -217,8 +217,10 @@ impl Handler<Wake> for Executor {
 }
 
 impl Job {
-    /// Sends the job's only reply; a submitter that left does not read it.
+    /// Sends the job's only reply; a submitter that left does not read it. The job is un-counted first: who has an
+    /// answer is under way no longer.
     fn answer(self, reply: Result<Computed, Failure>) {
+        drop(self.load);
         let _ = self.reply.send(reply);
     }
 }

@@ -13,7 +13,7 @@ mod batch;
 mod health;
 mod queue;
 #[cfg(test)]
-pub(crate) mod tests;
+mod tests;
 
 use std::error::Error;
 use std::sync::Arc;
@@ -94,12 +94,12 @@ pub struct LoadProgress {
 }
 
 impl LoadProgress {
-    /// Adds to the bytes that have to be read.
-    pub fn expect(&self, bytes: u64) {
-        self.total_bytes.fetch_add(bytes, Ordering::Relaxed);
+    /// The load begins; it will read `total_bytes`.
+    pub fn start(&self, total_bytes: u64) {
+        self.total_bytes.store(total_bytes, Ordering::Relaxed);
     }
 
-    /// Adds to the bytes that have been read.
+    /// `bytes` more have been read.
     pub fn advance(&self, bytes: u64) {
         self.done_bytes.fetch_add(bytes, Ordering::Relaxed);
     }

@@ -104,11 +104,7 @@ impl Handle {
     ///
     /// # Errors
     /// [`Full`] when the queue has no room.
-    pub fn submit(
-        &self,
-        plan: Plan,
-        deadline: Instant,
-    ) -> Result<oneshot::Receiver<Result<Computed, Failure>>, Full> {
+    pub fn submit(&self, plan: Plan, deadline: Instant) -> Result<oneshot::Receiver<Result<Computed, Failure>>, Full> {
         let (reply, receiver) = oneshot::channel();
         let tokens = plan.tokens();
         let load = Counted::new(&self.queue.load, tokens);

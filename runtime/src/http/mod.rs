@@ -95,7 +95,9 @@ fn decision_route(path: &'static str, strictness: Strictness) -> Resource {
     let decide = move |service: web::Data<Service>, request: HttpRequest, payload: web::Payload| async move {
         decisions::decide(&service, &request, payload, strictness).await
     };
-    web::resource(path).route(web::post().to(decide)).default_service(web::to(|| refuse(Problem::Method { allow: "POST" })))
+    web::resource(path)
+        .route(web::post().to(decide))
+        .default_service(web::to(|| refuse(Problem::Method { allow: "POST" })))
 }
 
 fn only_get(path: &'static str) -> Resource {

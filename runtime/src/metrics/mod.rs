@@ -127,7 +127,10 @@ impl Metrics {
         let place = ["member", "device"];
         let phase_seconds = register(
             &registry,
-            HistogramVec::new(histogram("synod_phase_seconds", "Time of a request in each phase.", SECONDS), &["phase"]),
+            HistogramVec::new(
+                histogram("synod_phase_seconds", "Time of a request in each phase.", SECONDS),
+                &["phase"],
+            ),
         );
         let build_info = register(
             &registry,
@@ -253,7 +256,7 @@ impl Metrics {
     ///
     /// # Errors
     /// When a family cannot be written as text, which a registered one always can.
-    fn encode(&self) -> Result<String, prometheus::Error> {
+    pub(crate) fn encode(&self) -> Result<String, prometheus::Error> {
         self.process.refresh();
         prometheus::TextEncoder::new().encode_to_string(&self.registry.gather())
     }

@@ -32,7 +32,10 @@ impl Process {
             virtual_memory_bytes: gauge("process_virtual_memory_bytes", "Virtual memory in bytes."),
             resident_memory_bytes: gauge("process_resident_memory_bytes", "Resident memory in bytes."),
             threads: gauge("process_threads", "Threads."),
-            start_time_seconds: gauge("process_start_time_seconds", "Start of the process, in seconds since the epoch."),
+            start_time_seconds: gauge(
+                "process_start_time_seconds",
+                "Start of the process, in seconds since the epoch.",
+            ),
         }
     }
 
@@ -96,7 +99,10 @@ mod tests {
         assert_eq!(field(status, "VmRSS:"), Some(7312.0));
         assert_eq!(field(status, "Threads:"), Some(3.0));
         assert_eq!(field(status, "VmSwap:"), None);
-        assert_eq!(field("Max open files            1024                 4096  files\n", "Max open files"), Some(1024.0));
+        assert_eq!(
+            field("Max open files            1024                 4096  files\n", "Max open files"),
+            Some(1024.0)
+        );
     }
 
     /// A command may hold spaces and parentheses; fields are counted after its last one.

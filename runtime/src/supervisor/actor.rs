@@ -71,8 +71,7 @@ impl Supervisor {
     ) -> (Addr<Supervisor>, watch::Receiver<Arc<Roster>>) {
         let (sender, roster) = watch::channel(Arc::new(Roster::default()));
         let supervisor = Supervisor::create(|ctx| {
-            let mut supervisor =
-                Supervisor { placed: Vec::new(), roster: sender, metrics, backoff: settings.backoff };
+            let mut supervisor = Supervisor { placed: Vec::new(), roster: sender, metrics, backoff: settings.backoff };
             let members = seats.into_iter().map(|seat| supervisor.seat(seat, &settings, ctx)).collect();
             let default_model = settings.default_model;
             supervisor.roster.send_replace(Arc::new(Roster { members, default_model, draining: false }));
@@ -166,9 +165,12 @@ impl Handler<Report> for Supervisor {
             Event::Ready(face) => {
                 tracing::info!(member, device, "ready");
                 placed.ready_since = Some(Instant::now());
-                let index = placed.member;
-                self.publish(|roster| roster.members[index].face = Some(face));
-                self.set_state(placement, ExecutorState::Ready);
+                let (member, replica) = (placed.member, placed.replica);
+                self.publish(|roster| {
+                    let member = &mut roster.members[member];
+                    member.face = Some(face);
+                    member.replicas[replica].state = ExecutorState::Ready;
+                });
             }
             Event::BuildFailed { reason } => {
                 tracing::error!(member, device, reason, "could not be loaded");

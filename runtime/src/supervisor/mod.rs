@@ -8,6 +8,8 @@
 
 mod actor;
 mod backoff;
+#[cfg(test)]
+pub(crate) mod fakes;
 mod roster;
 
 pub use actor::{Drain, Placement, Seat, Settings, Supervisor};

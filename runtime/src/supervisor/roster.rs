@@ -92,7 +92,10 @@ impl Member {
 
     /// The ready executor with the fewest tokens under way.
     pub fn least_loaded(&self) -> Option<&Replica> {
-        self.replicas.iter().filter(|replica| replica.state.is_ready()).min_by_key(|replica| replica.handle.load_tokens())
+        self.replicas
+            .iter()
+            .filter(|replica| replica.state.is_ready())
+            .min_by_key(|replica| replica.handle.load_tokens())
     }
 }
 
@@ -104,9 +107,9 @@ impl Roster {
 
     /// Every name and alias, in the deployment's order.
     pub fn names(&self) -> impl Iterator<Item = &str> {
-        self.members.iter().flat_map(|member| {
-            std::iter::once(&member.listing.name).chain(&member.listing.aliases).map(String::as_str)
-        })
+        self.members
+            .iter()
+            .flat_map(|member| std::iter::once(&member.listing.name).chain(&member.listing.aliases).map(String::as_str))
     }
 
     /// Whether every member that the deployment requires serves, and the process means to go on.

@@ -1,0 +1,238 @@
+//! Executors under their supervisor, with faults to order.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use tokio::sync::{oneshot, watch};
+
+use super::{Computed, Failure, Handle};
+use crate::metrics::Metrics;
+use crate::supervisor::fakes::{ERROR, HOLD, PANIC, PLAIN, SHORT, Strings, plan, settings};
+use crate::supervisor::{ExecutorState, Roster, Supervisor};
+
+struct Fixture {
+    strings: Strings,
+    roster: watch::Receiver<Arc<Roster>>,
+    metrics: Arc<Metrics>,
+}
+
+type Reply = oneshot::Receiver<Result<Computed, Failure>>;
+
+impl Fixture {
+    async fn start() -> Self {
+        Self::start_with(Strings::new()).await
+    }
+
+    async fn start_with(strings: Strings) -> Self {
+        let metrics = Arc::new(Metrics::new());
+        let (_, roster) = Supervisor::start_all(vec![strings.seat("m")], settings(), Arc::clone(&metrics));
+        let mut fixture = Fixture { strings, roster, metrics };
+        fixture.ready_after(1).await;
+        fixture
+    }
+
+    /// Waits until the executor serves after `loads` attempts to load it.
+    async fn ready_after(&mut self, loads: usize) {
+        let puppet = Arc::clone(&self.strings.puppet);
+        let ready = |roster: &Arc<Roster>| {
+            puppet.loads.load(Ordering::SeqCst) == loads && roster.members[0].replicas[0].state.is_ready()
+        };
+        self.roster.wait_for(ready).await.unwrap();
+    }
+
+    fn handle(&self) -> Handle {
+        self.roster.borrow().members[0].replicas[0].handle.clone()
+    }
+
+    fn submit(&self, first: u32, tokens: usize) -> Reply {
+        self.handle().submit(plan(first, tokens), Instant::now() + Duration::from_secs(60)).unwrap()
+    }
+
+    /// Submits work that keeps the executor busy until it is let go.
+    async fn hold(&mut self) -> Reply {
+        let held = self.submit(HOLD, 2);
+        self.strings.held().await;
+        held
+    }
+
+    fn restarts(&self, reason: &str) -> u64 {
+        let line = format!(r#"synod_executor_restarts_total{{device="cpu:0",member="m",reason="{reason}"}} "#);
+        let text = self.metrics.encode().unwrap();
+        text.lines().find_map(|l| l.strip_prefix(&line)).map_or(0, |count| count.parse().unwrap())
+    }
+
+    /// Whatever happened, nothing may be left counted.
+    fn assert_nothing_is_counted(&self) {
+        let executor = self.metrics.executor("m", "cpu:0");
+        assert_eq!(executor.queue_requests.get(), 0);
+        assert_eq!(executor.queue_tokens.get(), 0);
+        assert_eq!(self.handle().load_tokens(), 0);
+    }
+}
+
+async fn logit(reply: Reply) -> Result<f32, Failure> {
+    reply.await.unwrap().map(|computed| computed.logits[0][0].values[0])
+}
+
+fn is_inference(reply: Result<f32, Failure>) -> bool {
+    matches!(reply, Err(Failure::Inference { .. }))
+}
+
+#[actix::test]
+async fn every_job_of_a_batch_gets_its_own_logits() {
+    let mut fixture = Fixture::start().await;
+    let held = fixture.hold().await;
+    let replies = [11, 12, 13].map(|first| fixture.submit(first, 5));
+    assert_eq!(fixture.metrics.executor("m", "cpu:0").queue_tokens.get(), 15);
+    assert_eq!(fixture.handle().load_tokens(), 17);
+    fixture.strings.let_go();
+    assert_eq!(logit(held).await, Ok(HOLD as f32));
+    for (first, reply) in [11.0, 12.0, 13.0].into_iter().zip(replies) {
+        assert_eq!(logit(reply).await, Ok(first));
+    }
+    assert_eq!(fixture.strings.calls(), [vec![HOLD], vec![11, 12, 13]]);
+    fixture.assert_nothing_is_counted();
+}
+
+#[actix::test]
+async fn batches_are_filled_in_order_up_to_their_tokens() {
+    let mut fixture = Fixture::start().await;
+    let held = fixture.hold().await;
+    let replies = [(11, 60), (12, 40), (13, 1000), (14, 50), (15, 51)].map(|(first, n)| fixture.submit(first, n));
+    fixture.strings.let_go();
+    assert!(logit(held).await.is_ok());
+    for reply in replies {
+        assert!(logit(reply).await.is_ok());
+    }
+    assert_eq!(fixture.strings.calls(), [vec![HOLD], vec![11, 12], vec![13], vec![14], vec![15]]);
+    fixture.assert_nothing_is_counted();
+}
+
+#[actix::test]
+async fn a_bad_request_fails_alone() {
+    let mut fixture = Fixture::start().await;
+    let held = fixture.hold().await;
+    let [first, bad, last] = [11, ERROR, 12].map(|first| fixture.submit(first, 5));
+    fixture.strings.let_go();
+    assert!(logit(held).await.is_ok());
+    assert_eq!(logit(first).await, Ok(11.0));
+    assert!(is_inference(logit(bad).await));
+    assert_eq!(logit(last).await, Ok(12.0));
+    assert_eq!(fixture.strings.puppet.loads.load(Ordering::SeqCst), 1, "one bad request costs no rebuild");
+    fixture.assert_nothing_is_counted();
+}
+
+/// Logits that do not fit the plan would be handed to the wrong request, or read out of bounds.
+#[actix::test]
+async fn logits_that_do_not_fit_the_plan_are_an_error() {
+    let fixture = Fixture::start().await;
+    assert!(is_inference(logit(fixture.submit(SHORT, 5)).await));
+    assert_eq!(logit(fixture.submit(PLAIN, 5)).await, Ok(PLAIN as f32));
+    fixture.assert_nothing_is_counted();
+}
+
+#[actix::test]
+async fn a_panic_answers_its_batch_and_the_queue_waits_for_the_rebuild() {
+    let mut fixture = Fixture::start().await;
+    let held = fixture.hold().await;
+    let [company, bad, waiting] = [(11, 50), (PANIC, 50), (12, 100)].map(|(first, n)| fixture.submit(first, n));
+    fixture.strings.let_go();
+    assert!(logit(held).await.is_ok());
+    assert!(is_inference(logit(company).await));
+    assert!(is_inference(logit(bad).await));
+    assert_eq!(logit(waiting).await, Ok(12.0));
+    fixture.ready_after(2).await;
+    assert_eq!(fixture.restarts("panic"), 1);
+    fixture.assert_nothing_is_counted();
+}
+
+#[actix::test]
+async fn errors_in_a_row_build_the_executor_again() {
+    let mut fixture = Fixture::start().await;
+    for _ in 0..3 {
+        assert!(is_inference(logit(fixture.submit(ERROR, 5)).await));
+    }
+    assert_eq!(logit(fixture.submit(PLAIN, 5)).await, Ok(PLAIN as f32));
+    fixture.ready_after(2).await;
+    assert_eq!(fixture.restarts("error"), 1);
+    fixture.assert_nothing_is_counted();
+}
+
+#[actix::test]
+async fn work_that_nobody_waits_for_never_runs() {
+    let mut fixture = Fixture::start().await;
+    let held = fixture.hold().await;
+    drop(fixture.submit(11, 5));
+    let kept = fixture.submit(12, 5);
+    fixture.strings.let_go();
+    assert!(logit(held).await.is_ok());
+    assert_eq!(logit(kept).await, Ok(12.0));
+    assert_eq!(fixture.strings.calls(), [vec![HOLD], vec![12]]);
+    assert_eq!(fixture.metrics.executor("m", "cpu:0").cancelled.get(), 1);
+    fixture.assert_nothing_is_counted();
+}
+
+#[actix::test]
+async fn work_past_its_deadline_never_runs() {
+    let fixture = Fixture::start().await;
+    let late = fixture.handle().submit(plan(11, 5), Instant::now()).unwrap();
+    assert_eq!(logit(late).await, Err(Failure::Deadline));
+    assert_eq!(fixture.strings.calls(), Vec::<Vec<u32>>::new());
+    fixture.assert_nothing_is_counted();
+}
+
+#[actix::test]
+async fn a_full_queue_says_so() {
+    let mut fixture = Fixture::start().await;
+    let held = fixture.hold().await;
+    let replies: Vec<Reply> = (0..8).map(|i| fixture.submit(PLAIN + i, 2)).collect();
+    assert!(fixture.handle().submit(plan(PLAIN, 2), Instant::now() + Duration::from_secs(60)).is_err());
+    fixture.strings.let_go();
+    assert!(logit(held).await.is_ok());
+    for reply in replies {
+        assert!(logit(reply).await.is_ok());
+    }
+    fixture.assert_nothing_is_counted();
+}
+
+#[actix::test]
+async fn loads_that_fail_are_tried_again() {
+    let strings = Strings::new();
+    strings.puppet.failing_loads.store(3, Ordering::SeqCst);
+    let metrics = Arc::new(Metrics::new());
+    let (_, roster) = Supervisor::start_all(vec![strings.seat("m")], settings(), Arc::clone(&metrics));
+    let mut fixture = Fixture { strings, roster, metrics };
+    fixture.ready_after(4).await;
+    assert_eq!(fixture.restarts("load"), 3);
+    assert_eq!(logit(fixture.submit(PLAIN, 5)).await, Ok(PLAIN as f32));
+}
+
+/// What waits for a rebuild must not wait for ever.
+#[actix::test]
+async fn a_rebuild_that_fails_refuses_what_waits() {
+    let mut fixture = Fixture::start().await;
+    let held = fixture.hold().await;
+    let [bad, waiting] = [(PANIC, 100), (12, 100)].map(|(first, n)| fixture.submit(first, n));
+    fixture.strings.puppet.failing_loads.store(1, Ordering::SeqCst);
+    fixture.strings.let_go();
+    assert!(logit(held).await.is_ok());
+    assert!(is_inference(logit(bad).await));
+    assert_eq!(logit(waiting).await, Err(Failure::Down));
+    fixture.ready_after(3).await;
+    assert_eq!(logit(fixture.submit(PLAIN, 5)).await, Ok(PLAIN as f32));
+    fixture.assert_nothing_is_counted();
+}
+
+#[actix::test]
+async fn a_failed_load_shows_its_reason_and_a_running_one_its_progress() {
+    let strings = Strings::new();
+    strings.puppet.failing_loads.store(usize::MAX, Ordering::SeqCst);
+    let (_, mut roster) = Supervisor::start_all(vec![strings.seat("m")], settings(), Arc::new(Metrics::new()));
+    let state = |roster: &Arc<Roster>| roster.members[0].replicas[0].state.clone();
+    let ExecutorState::Loading(progress) = state(&roster.borrow().clone()) else { panic!("expected a load") };
+    let failed = roster.wait_for(|roster| matches!(state(roster), ExecutorState::Failed { .. })).await.unwrap();
+    let ExecutorState::Failed { reason } = state(&failed) else { unreachable!() };
+    assert_eq!(reason, "model.safetensors: expected a file, found none");
+    assert_eq!(progress.bytes(), (40, 100));
+}

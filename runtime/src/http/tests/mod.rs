@@ -1,0 +1,484 @@
+//! Routes over a puppet member: every line of the table, and that nothing stays counted.
+
+mod sockets;
+
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use actix::{Actor, Addr};
+use actix_web::body::to_bytes;
+use actix_web::http::StatusCode;
+use actix_web::http::header::HeaderMap;
+use actix_web::test::{TestRequest, call_service, init_service};
+use actix_web::web;
+use futures_util::future::{Either, select};
+use serde_json::Value;
+
+use super::{Bodies, Keys, Service, Surface, app};
+use crate::admission::{self, Admission};
+use crate::metrics::{Metrics, Reporter};
+use crate::supervisor::fakes::{Strings, settings};
+use crate::supervisor::{self, Drain, Roster, Supervisor};
+use crate::wire::request::Limits;
+
+const MAX_BODY_BYTES: usize = 2000;
+
+/// A whole server but for its socket.
+struct Harness {
+    service: web::Data<Service>,
+    supervisor: Addr<Supervisor>,
+}
+
+struct Reply {
+    status: StatusCode,
+    headers: HeaderMap,
+    text: String,
+}
+
+impl Reply {
+    fn json(&self) -> Value {
+        serde_json::from_str(&self.text).unwrap_or_else(|error| panic!("{error} in {:?}", self.text))
+    }
+
+    fn header(&self, name: &str) -> &str {
+        self.headers.get(name).map_or("", |value| value.to_str().unwrap())
+    }
+
+    /// Status and stable code; the text must be what the SDK reads.
+    fn refusal(&self) -> (u16, String) {
+        let body = self.json();
+        let code = match (&body["error"], &body["detail"]) {
+            (Value::Object(error), Value::Null) => {
+                assert!(error["message"].as_str().is_some_and(|message| !message.is_empty()), "{}", self.text);
+                error["code"].as_str().unwrap().to_owned()
+            }
+            (Value::Null, Value::Array(details)) => details[0]["type"].as_str().unwrap().to_owned(),
+            (Value::Null, Value::String(detail)) => detail.clone(),
+            _ => panic!("not an error body: {}", self.text),
+        };
+        assert_eq!(self.header("content-type"), "application/json");
+        (self.status.as_u16(), code)
+    }
+}
+
+fn admission_settings() -> admission::Settings {
+    admission::Settings {
+        threads: 2,
+        max_body_bytes: MAX_BODY_BYTES,
+        max_depth: 16,
+        limits: Limits::default(),
+        max_requests: 4,
+        max_tokens: 1000,
+        request_timeout: Duration::from_secs(60),
+    }
+}
+
+/// What a test may want to be different.
+struct Setup {
+    admission: admission::Settings,
+    default_model: Option<String>,
+    keys: Keys,
+    strings: Strings,
+}
+
+impl Default for Setup {
+    fn default() -> Self {
+        let (keys, strings) = (Keys::default(), Strings::new());
+        Setup { admission: admission_settings(), default_model: None, keys, strings }
+    }
+}
+
+impl Harness {
+    /// A server whose members are loaded.
+    async fn start() -> (Self, Strings) {
+        Self::start_with(Setup::default()).await
+    }
+
+    async fn start_with(setup: Setup) -> (Self, Strings) {
+        let (harness, strings) = Self::start_loading(setup);
+        harness.ready().await;
+        (harness, strings)
+    }
+
+    fn start_loading(setup: Setup) -> (Self, Strings) {
+        let metrics = Arc::new(Metrics::new());
+        let seats = vec![setup.strings.seat("m"), Strings::new().seat("other")];
+        let settings = supervisor::Settings { default_model: setup.default_model, ..settings() };
+        let (supervisor, roster) = Supervisor::start_all(seats, settings, Arc::clone(&metrics));
+        let service = web::Data::new(Service {
+            admission: Admission::start(setup.admission, roster.clone(), Arc::clone(&metrics)),
+            reporter: Reporter::new(Arc::clone(&metrics), roster.clone()).start(),
+            roster,
+            metrics,
+            keys: setup.keys,
+            bodies: Bodies::new(MAX_BODY_BYTES, setup.admission.request_timeout),
+        });
+        (Harness { service, supervisor }, setup.strings)
+    }
+
+    /// Waits until every member serves.
+    async fn ready(&self) {
+        self.service.roster.clone().wait_for(|roster| roster.is_ready()).await.unwrap();
+    }
+
+    async fn send(&self, request: TestRequest) -> Reply {
+        let app = init_service(app(&self.service, Surface::All)).await;
+        let response = call_service(&app, request.to_request()).await;
+        let (status, headers) = (response.status(), response.headers().clone());
+        let Ok(body) = to_bytes(response.into_body()).await else { panic!("no body") };
+        Reply { status, headers, text: String::from_utf8(body.to_vec()).unwrap() }
+    }
+
+    async fn ask(&self, state: &str) -> Reply {
+        self.send(ask(state)).await
+    }
+
+    /// The value of a metric's line.
+    fn metric(&self, line: &str) -> u64 {
+        let text = self.service.metrics.encode().unwrap();
+        text.lines().find_map(|l| l.strip_prefix(line)?.strip_prefix(' ')).map_or(0, |count| count.parse().unwrap())
+    }
+
+    fn outcome(&self, outcome: &str) -> u64 {
+        self.metric(&format!(r#"synod_outcomes_total{{outcome="{outcome}"}}"#))
+    }
+
+    /// Waits until nothing is under way, and then nothing may be left counted.
+    async fn assert_nothing_is_counted(&self) {
+        self.service.admission.gate().idle().await;
+        assert_eq!(self.service.admission.gate().tokens(), 0);
+        assert_eq!(self.service.bodies.held_bytes(), 0);
+        assert_eq!(self.metric("synod_inflight"), 0);
+    }
+}
+
+fn body(state: &str) -> String {
+    format!(r#"{{"model":"m","state":"{state}","questions":{{"q":{{"type":"noul"}}}}}}"#)
+}
+
+fn post(body: impl Into<web::Bytes>) -> TestRequest {
+    TestRequest::post()
+        .uri("/v1/systemone")
+        .insert_header(("content-type", "application/json"))
+        .set_payload(body.into())
+}
+
+fn ask(state: &str) -> TestRequest {
+    post(body(state))
+}
+
+fn get(path: &str) -> TestRequest {
+    TestRequest::get().uri(path)
+}
+
+/// Runs `held` until its forward holds, and gives it back unfinished.
+async fn until_held<F: Future<Output = Reply> + Unpin>(held: F, strings: &mut Strings) -> F {
+    match select(held, pin!(strings.held())).await {
+        Either::Left((reply, _)) => panic!("not held: {}", reply.text),
+        Either::Right(((), held)) => held,
+    }
+}
+
+#[actix::test]
+async fn an_answer_has_its_headers_and_counts() {
+    let (harness, _strings) = Harness::start().await;
+    let reply = harness.send(ask("x").insert_header(("x-typesafe-request-id", "my-id.1"))).await;
+    assert_eq!(reply.status, 200);
+    assert_eq!(
+        reply.text,
+        r#"{"model":"m","answers":{"q":{"type":"noul","noul":10.0}},"usage":{"input_tokens":50,"output_tokens":0}}"#
+    );
+    assert_eq!(reply.header("content-type"), "application/json");
+    assert_eq!(reply.header("x-typesafe-request-id"), "my-id.1");
+    let phases: Vec<&str> =
+        reply.header("server-timing").split(", ").map(|e| e.split_once(";dur=").unwrap().0).collect();
+    assert_eq!(phases, ["parse", "render", "queue", "forward", "finish", "total"]);
+    harness.assert_nothing_is_counted().await;
+    assert_eq!(harness.outcome("answered"), 1);
+    assert_eq!(harness.metric(r#"synod_requests_total{code="200",route="/v1/systemone"}"#), 1);
+    assert_eq!(harness.metric(r#"synod_questions_total{kind="noul"}"#), 1);
+    assert_eq!(harness.metric(r#"synod_tokens_total{device="cpu:0",kind="computed",member="m"}"#), 50);
+    assert_eq!(harness.metric("synod_request_seconds_count"), 1);
+}
+
+#[actix::test]
+async fn ids_that_may_not_be_repeated_are_replaced() {
+    let (harness, _strings) = Harness::start().await;
+    for id in ["", "a b", &"x".repeat(129)] {
+        let reply = harness.send(ask("x").insert_header(("x-typesafe-request-id", id))).await;
+        assert!(uuid::Uuid::parse_str(reply.header("x-typesafe-request-id")).is_ok(), "{id}");
+    }
+    let reply = harness.send(get("/nowhere")).await;
+    assert!(uuid::Uuid::parse_str(reply.header("x-typesafe-request-id")).is_ok(), "errors have an id too");
+}
+
+#[actix::test]
+async fn models_are_called_by_name_alias_or_default() {
+    let setup = Setup { default_model: Some("m".into()), ..Setup::default() };
+    let (harness, _strings) = Harness::start_with(setup).await;
+    for model in [r#""model":"m","#, r#""model":"m-latest","#, r#""model":null,"#, ""] {
+        let reply = harness.send(post(format!(r#"{{{model}"state":"x","questions":{{"q":{{}}}}}}"#))).await;
+        assert_eq!(reply.json()["model"], "m", "{model}: {}", reply.text);
+    }
+}
+
+/// Every refusal that one request can earn: status, code, and the header that goes with it.
+#[actix::test]
+async fn every_refusal_is_in_the_table() {
+    let (harness, _strings) = Harness::start().await;
+    let with = |name: &'static str, value: &'static str| ask("x").insert_header((name, value));
+    let long = "x".repeat(MAX_BODY_BYTES);
+    let zipped = admission::test_bodies::gzip(long.as_bytes());
+    let deep = format!(r#"{{"state":{}{}}}"#, "[".repeat(17), "]".repeat(17));
+    let cases = [
+        (post(""), 400, "invalid_json"),
+        (post("{\"state\": NaN}"), 400, "invalid_json"),
+        (post(&b"\xff"[..]), 400, "invalid_json"),
+        (post(deep), 400, "invalid_json"),
+        (with("content-encoding", "br"), 400, "content_encoding"),
+        (with("content-encoding", "gzip"), 400, "content_encoding"),
+        (get("/nowhere"), 404, "unknown_route"),
+        (TestRequest::post().uri("/"), 404, "unknown_route"),
+        (post(body("x").replace("\"m\"", "\"someone\"")), 404, "unknown_model"),
+        (get("/v1/systemone"), 405, "method_not_allowed"),
+        (TestRequest::delete().uri("/v1/decisions"), 405, "method_not_allowed"),
+        (TestRequest::post().uri("/v1/models"), 405, "method_not_allowed"),
+        (TestRequest::post().uri("/health/ready"), 405, "method_not_allowed"),
+        (with("content-type", "text/plain"), 415, "content_type"),
+        (TestRequest::post().uri("/v1/systemone").set_payload(body("x")), 415, "content_type"),
+        (post(body(&long)), 413, "body_too_large"),
+        (post(zipped).insert_header(("content-encoding", "gzip")), 400, "invalid_json"),
+        (ask("too long"), 413, "too_long"),
+        (ask("invalid"), 422, "type"),
+        (post("[]"), 422, "dict_type"),
+        (post(r#"{"state":"x","questions":{"q":{}}}"#), 422, "missing"),
+        (ask("error"), 500, "inference failed"),
+        (ask("short"), 500, "inference failed"),
+        (ask("not finite"), 500, "inference failed"),
+        (ask("render panic"), 500, "inference failed"),
+    ];
+    for (number, (request, status, code)) in cases.into_iter().enumerate() {
+        let reply = harness.send(request).await;
+        assert_eq!(reply.refusal(), (status, code.to_owned()), "case {number}: {}", reply.text);
+        assert_eq!(reply.headers.contains_key("allow"), status == 405, "case {number}");
+        assert!(!reply.header("x-typesafe-request-id").is_empty(), "case {number}");
+        let good = harness.ask("x").await;
+        assert_eq!(good.status, 200, "after case {number}: {}", good.text);
+    }
+    harness.assert_nothing_is_counted().await;
+    assert_eq!(harness.outcome("failed"), 4);
+    assert_eq!(harness.outcome("cancelled"), 0);
+}
+
+#[actix::test]
+async fn compressed_bodies_are_read_and_bounded() {
+    let (harness, _strings) = Harness::start().await;
+    let bodies: [(&str, fn(&[u8]) -> Vec<u8>); 2] =
+        [("gzip", admission::test_bodies::gzip), ("zstd", admission::test_bodies::zstd)];
+    for (encoding, compress) in bodies {
+        let send =
+            |text: String| harness.send(post(compress(text.as_bytes())).insert_header(("content-encoding", encoding)));
+        let reply = send(body("x")).await;
+        assert_eq!(reply.status, 200, "{encoding}: {}", reply.text);
+        let reply = send(body(&"x".repeat(MAX_BODY_BYTES))).await;
+        assert_eq!(reply.refusal(), (413, "body_too_large".into()), "{encoding}");
+    }
+}
+
+#[actix::test]
+async fn unknown_models_are_answered_with_the_known_ones_and_never_become_labels() {
+    let (harness, _strings) = Harness::start().await;
+    let reply = harness.send(post(body("x").replace("\"m\"", "\"marker-77\""))).await;
+    let message = reply.json()["error"]["message"].as_str().unwrap().to_owned();
+    assert_eq!(message, "unknown model; known here: m, m-latest, other, other-latest");
+    assert!(!harness.service.metrics.encode().unwrap().contains("marker-77"));
+}
+
+#[actix::test]
+async fn requests_beyond_the_queue_are_told_to_wait() {
+    let admission = admission::Settings { max_requests: 1, ..admission_settings() };
+    let (harness, mut strings) = Harness::start_with(Setup { admission, ..Setup::default() }).await;
+    let held = until_held(Box::pin(harness.ask("hold")), &mut strings).await;
+    let full = harness.ask("x").await;
+    assert_eq!(full.refusal(), (429, "queue_requests".into()));
+    assert_eq!((full.header("retry-after"), full.header("retry-after-ms")), ("1", "1000"));
+    strings.let_go();
+    assert_eq!(held.await.status, 200);
+    assert_eq!(harness.ask("x").await.status, 200);
+    harness.assert_nothing_is_counted().await;
+    assert_eq!(harness.metric(r#"synod_rejected_total{reason="queue_requests"}"#), 1);
+}
+
+#[actix::test]
+async fn tokens_beyond_the_queue_are_told_to_wait() {
+    let admission = admission::Settings { max_tokens: 99, ..admission_settings() };
+    let (harness, mut strings) = Harness::start_with(Setup { admission, ..Setup::default() }).await;
+    let held = until_held(Box::pin(harness.ask("hold")), &mut strings).await;
+    assert_eq!(harness.ask("x").await.refusal(), (429, "queue_tokens".into()));
+    assert_eq!(harness.ask("nothing").await.status, 200, "what computes nothing needs no tokens");
+    strings.let_go();
+    assert_eq!(held.await.status, 200);
+    harness.assert_nothing_is_counted().await;
+}
+
+#[actix::test]
+async fn a_deadline_ends_the_wait_and_the_work() {
+    let (harness, mut strings) = Harness::start().await;
+    let held = until_held(Box::pin(harness.ask("hold")), &mut strings).await;
+    let late = body("x").replace("{\"model\"", "{\"options\":{\"deadline_ms\":5},\"model\"");
+    let reply = harness.send(post(late)).await;
+    assert_eq!(reply.refusal(), (504, "deadline".into()));
+    strings.let_go();
+    assert_eq!(held.await.status, 200);
+    assert_eq!(harness.ask("x").await.status, 200);
+    assert_eq!(strings.calls().len(), 2, "the late request never ran");
+    harness.assert_nothing_is_counted().await;
+    assert_eq!(harness.outcome("failed"), 1);
+}
+
+/// A forward that hangs costs its own requests their deadline and nobody a crash; once it moves again, so does all.
+#[actix::test]
+async fn a_frozen_forward_recovers() {
+    let admission = admission::Settings { request_timeout: Duration::from_millis(20), ..admission_settings() };
+    let (harness, mut strings) = Harness::start_with(Setup { admission, ..Setup::default() }).await;
+    assert_eq!(harness.ask("hold").await.refusal(), (504, "deadline".into()));
+    strings.held().await;
+    assert_eq!(harness.ask("x").await.refusal(), (504, "deadline".into()));
+    strings.let_go();
+    let mut status = harness.ask("x").await.status;
+    while status == 504 {
+        status = harness.ask("x").await.status;
+    }
+    assert_eq!(status, 200);
+    harness.assert_nothing_is_counted().await;
+}
+
+#[actix::test]
+async fn a_client_that_leaves_is_counted_and_its_work_never_runs() {
+    let (harness, mut strings) = Harness::start().await;
+    let held = until_held(Box::pin(harness.ask("hold")), &mut strings).await;
+    let queued = |harness: &Harness| harness.metric(r#"synod_queue_requests{device="cpu:0",member="m"}"#);
+    let mut leaving = Box::pin(harness.ask("x"));
+    while queued(&harness) == 0 {
+        let Either::Right(_) = select(&mut leaving, pin!(tokio::task::yield_now())).await else {
+            panic!("answered while the executor is busy");
+        };
+    }
+    drop(leaving);
+    strings.let_go();
+    assert_eq!(held.await.status, 200);
+    assert_eq!(harness.ask("x").await.status, 200);
+    assert_eq!(strings.calls().len(), 2);
+    harness.assert_nothing_is_counted().await;
+    assert_eq!(harness.outcome("cancelled"), 1);
+    assert_eq!(harness.metric(r#"synod_cancelled_total{device="cpu:0",member="m"}"#), 1);
+}
+
+#[actix::test]
+async fn a_panic_is_one_honest_error() {
+    let (harness, strings) = Harness::start().await;
+    let reply = harness.ask("panic").await;
+    assert_eq!(reply.refusal(), (500, "inference failed".into()));
+    assert_eq!(reply.text, r#"{"detail":"inference failed"}"#);
+    while strings.puppet.loads.load(Ordering::SeqCst) < 2 {
+        harness.service.roster.clone().changed().await.unwrap();
+    }
+    harness.ready().await;
+    assert_eq!(harness.ask("x").await.status, 200);
+    harness.assert_nothing_is_counted().await;
+}
+
+#[actix::test]
+async fn a_member_that_cannot_be_loaded_is_not_ready_and_says_why() {
+    let strings = Strings::new();
+    strings.puppet.failing_loads.store(usize::MAX, Ordering::SeqCst);
+    let (harness, _strings) = Harness::start_loading(Setup { strings, ..Setup::default() });
+    let reason = "model.safetensors: expected a file, found none";
+    let failed = |roster: &Arc<Roster>| roster.members[0].replicas[0].state.name() == "failed";
+    harness.service.roster.clone().wait_for(failed).await.unwrap();
+    let reply = harness.ask("x").await;
+    assert_eq!(reply.refusal(), (503, "not_ready".into()));
+    assert_eq!(reply.header("retry-after"), "1");
+    loop {
+        let reply = harness.send(get("/health/ready")).await;
+        assert_eq!(reply.status, 503);
+        let body = reply.json();
+        assert!(body["waiting_for"].as_array().unwrap().contains(&"m".into()), "{body}");
+        let replica = &body["members"][0]["replicas"][0];
+        match replica["state"].as_str().unwrap() {
+            "failed" => break assert_eq!(replica["reason"], reason),
+            state => assert_eq!(state, "loading"),
+        }
+    }
+    assert_eq!(harness.send(get("/health/live")).await.status, 200);
+}
+
+#[actix::test]
+async fn draining_refuses_new_work_and_finishes_the_old() {
+    let (harness, mut strings) = Harness::start().await;
+    let held = until_held(Box::pin(harness.ask("hold")), &mut strings).await;
+    harness.supervisor.send(Drain).await.unwrap();
+    let refused = harness.ask("x").await;
+    assert_eq!(refused.refusal(), (503, "draining".into()));
+    assert_eq!(refused.header("retry-after"), "1");
+    assert_eq!(harness.send(get("/health/ready")).await.status, 503);
+    strings.let_go();
+    assert_eq!(held.await.status, 200);
+    harness.assert_nothing_is_counted().await;
+}
+
+#[actix::test]
+async fn keys_open_their_models_and_no_others() {
+    use sha2::Digest;
+    let key = |text: &str, models: &[&str]| synod_config::Key {
+        sha256: sha2::Sha256::digest(text).into(),
+        name: text.into(),
+        models: models.iter().map(|&model| model.into()).collect(),
+        weight: 1,
+        rate: None,
+    };
+    let keys = Keys::new(&[key("one", &["m"]), key("two", &["other"])]);
+    let (harness, _strings) = Harness::start_with(Setup { keys, ..Setup::default() }).await;
+    let with = |key: &str| ask("x").insert_header(("authorization", format!("Bearer {key}")));
+    assert_eq!(harness.send(with("one")).await.status, 200);
+    assert_eq!(harness.send(with("two")).await.refusal(), (403, "model_not_allowed".into()));
+    let unknown = harness.send(with("three")).await;
+    assert_eq!(unknown.refusal(), (401, "unknown_key".into()));
+    assert_eq!(unknown.header("www-authenticate"), "Bearer");
+    assert_eq!(harness.ask("x").await.refusal(), (401, "missing_key".into()));
+    assert_eq!(harness.send(get("/v1/models")).await.refusal(), (401, "missing_key".into()));
+    for open in ["/health/live", "/health/ready", "/metrics"] {
+        assert_eq!(harness.send(get(open)).await.status, 200, "{open}");
+    }
+}
+
+#[actix::test]
+async fn models_list_every_name_with_the_fields_of_the_sdk() {
+    let (harness, _strings) = Harness::start().await;
+    let reply = harness.send(get("/v1/models")).await;
+    let body = reply.json();
+    let names: Vec<&str> = body["models"].as_array().unwrap().iter().map(|m| m["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["m", "m-latest", "other", "other-latest"]);
+    let entry = &body["models"][1];
+    assert_eq!(entry["description"], "a puppet");
+    assert_eq!(entry["release_date"], "2026-10-01");
+    assert_eq!(entry["served_as"], "m");
+    assert_eq!(entry["ready"], true);
+    assert_eq!(entry["replicas"][0]["state"], "ready");
+    assert_eq!(entry["question_types"][0], "noul");
+}
+
+#[actix::test]
+async fn a_scrape_shows_states() {
+    let (harness, _strings) = Harness::start().await;
+    let reply = harness.send(get("/metrics")).await;
+    assert_eq!(reply.status, 200);
+    assert!(reply.header("content-type").starts_with("text/plain"));
+    assert!(
+        reply.text.contains(r#"synod_executor_state{device="cpu:0",member="m",state="ready"} 1"#),
+        "{}",
+        reply.text
+    );
+}

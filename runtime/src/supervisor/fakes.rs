@@ -1,0 +1,208 @@
+//! A member to order, for tests: what its forward does is written in the tokens that it is given.
+//!
+//! No test sleeps. A forward that finds [`HOLD`] says so and waits until the test lets it go, so that a test knows
+//! what is running and what is queued.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use crossbeam_channel::{Receiver, Sender, unbounded};
+use synod_kernels::KernelError;
+use tokio::sync::mpsc;
+
+use crate::executor::{Face, Factory, Loaded};
+use crate::family::{Block, Family, Logits, Pending, Plan, Readout, Rendered, Tree};
+use crate::model::{Forward, ModelError};
+use crate::supervisor::{Listing, Placement, Policy, Seat, Settings};
+use crate::wire::json::Value;
+use crate::wire::request::{Question, Strictness};
+use crate::wire::response::{Answer, Decision, Detail, Loc, Refusal};
+
+/// A token that makes the forward panic.
+pub(crate) const PANIC: u32 = 1;
+/// A token that makes the forward fail.
+pub(crate) const ERROR: u32 = 2;
+/// A token that makes the forward say that it has begun, and wait.
+pub(crate) const HOLD: u32 = 3;
+/// A token that makes the forward give no logits.
+pub(crate) const SHORT: u32 = 4;
+/// The first token without a meaning.
+pub(crate) const PLAIN: u32 = 10;
+
+/// A member's strings, in the test's hand.
+pub(crate) struct Puppet {
+    /// How many of the next loads fail.
+    pub(crate) failing_loads: AtomicUsize,
+    pub(crate) loads: AtomicUsize,
+    /// The prefixes' first tokens of every call of the forward, in order.
+    pub(crate) calls: Mutex<Vec<Vec<u32>>>,
+    entered: mpsc::UnboundedSender<()>,
+    release: Receiver<()>,
+}
+
+/// The other ends of a [`Puppet`]'s strings.
+pub(crate) struct Strings {
+    pub(crate) puppet: Arc<Puppet>,
+    entered: mpsc::UnboundedReceiver<()>,
+    release: Sender<()>,
+}
+
+impl Strings {
+    pub(crate) fn new() -> Self {
+        let (entered_sender, entered) = mpsc::unbounded_channel();
+        let (release, release_receiver) = unbounded();
+        let puppet = Arc::new(Puppet {
+            failing_loads: AtomicUsize::new(0),
+            loads: AtomicUsize::new(0),
+            calls: Mutex::default(),
+            entered: entered_sender,
+            release: release_receiver,
+        });
+        Strings { puppet, entered, release }
+    }
+
+    /// Waits until a forward holds.
+    pub(crate) async fn held(&mut self) {
+        self.entered.recv().await.unwrap();
+    }
+
+    /// Lets one held forward go, now or once it holds.
+    pub(crate) fn let_go(&self) {
+        self.release.send(()).unwrap();
+    }
+
+    pub(crate) fn calls(&self) -> Vec<Vec<u32>> {
+        self.puppet.calls.lock().unwrap().clone()
+    }
+
+    /// The member on one device.
+    pub(crate) fn seat(&self, name: &str) -> Seat {
+        self.seat_on(name, &["cpu:0"])
+    }
+
+    pub(crate) fn seat_on(&self, name: &str, devices: &[&str]) -> Seat {
+        let listing = Listing {
+            name: name.into(),
+            aliases: vec![format!("{name}-latest")],
+            description: "a puppet".into(),
+            release_date: "2026-10-01".into(),
+            profile: "fp32".into(),
+            required: true,
+        };
+        let place = |device: &&str| Placement { device: (*device).into(), factory: factory(&self.puppet) };
+        Seat { listing, placements: devices.iter().map(place).collect() }
+    }
+}
+
+/// Settings under which a failed executor is built again at once.
+pub(crate) fn settings() -> Settings {
+    let zero = std::time::Duration::ZERO;
+    let backoff = Policy { first: zero, longest: zero, forgiven_after: zero };
+    Settings { default_model: None, max_requests: 8, batch_tokens: 100, backoff }
+}
+
+fn factory(puppet: &Arc<Puppet>) -> Factory {
+    let puppet = Arc::clone(puppet);
+    Box::new(move |progress| {
+        puppet.loads.fetch_add(1, Ordering::SeqCst);
+        progress.start(100);
+        progress.advance(40);
+        let fails = |left: usize| left.checked_sub(1);
+        if puppet.failing_loads.fetch_update(Ordering::SeqCst, Ordering::SeqCst, fails).is_ok() {
+            return Err("model.safetensors: expected a file, found none".into());
+        }
+        let face = Face {
+            family: Arc::new(PuppetFamily),
+            family_name: "puppet",
+            revision: "r1".into(),
+            digest: "sha256:00".into(),
+            verified: true,
+        };
+        Ok(Loaded { forward: Box::new(PuppetForward(Arc::clone(&puppet))), face: Arc::new(face) })
+    })
+}
+
+struct PuppetForward(Arc<Puppet>);
+
+impl Forward for PuppetForward {
+    fn forward(&mut self, trees: &[&Tree]) -> Result<Vec<Vec<Logits>>, ModelError> {
+        let firsts: Vec<u32> = trees.iter().map(|tree| tree.prefix[0]).collect();
+        self.0.calls.lock().unwrap().push(firsts.clone());
+        if firsts.contains(&HOLD) {
+            self.0.entered.send(()).unwrap();
+            self.0.release.recv().unwrap();
+        }
+        assert!(!firsts.contains(&PANIC), "the test asked for a panic");
+        if firsts.contains(&ERROR) {
+            return Err(KernelError::Resource { op: "linear", message: "no memory".into() }.into());
+        }
+        if firsts.contains(&SHORT) {
+            return Ok(Vec::new());
+        }
+        Ok(trees.iter().map(|tree| vec![Logits { values: vec![tree.prefix[0] as f32], columns: 1 }]).collect())
+    }
+}
+
+/// A plan of `tokens` tokens (at least two) whose forward gives `first`.
+pub(crate) fn plan(first: u32, tokens: usize) -> Plan {
+    let mut prefix = vec![0; tokens - 1];
+    prefix[0] = first;
+    let readout = Readout::Candidates { options: vec![0], query: 0, set_bias: false };
+    Plan { trees: vec![Tree { prefix: prefix.into(), blocks: vec![Block { ids: vec![0], readout }] }] }
+}
+
+/// Reads `state` as what its forward should do.
+struct PuppetFamily;
+
+impl Family for PuppetFamily {
+    fn render(&self, state: &Value, questions: &[(String, Question)], _: Strictness) -> Result<Rendered, Refusal> {
+        let word = state.as_str().unwrap_or_default();
+        let first = match word {
+            "panic" => PANIC,
+            "error" => ERROR,
+            "hold" => HOLD,
+            "short" => SHORT,
+            "render panic" => panic!("the test asked for a panic over {word}"),
+            "invalid" => {
+                let loc = vec![Loc::Key("body".into()), Loc::Key("state".into())];
+                return Err(Refusal::Invalid(vec![Detail { loc, msg: "must not be invalid".into(), code: "type" }]));
+            }
+            "too long" => return Err(Refusal::TooLong { message: "the questions do not fit".into() }),
+            _ => PLAIN,
+        };
+        let plan = if word == "nothing" { Plan::default() } else { plan(first, 50) };
+        let ids = questions.iter().map(|(id, _)| id.clone()).collect();
+        Ok(Rendered { plan, pending: Box::new(PuppetPending { ids, not_finite: word == "not finite" }) })
+    }
+
+    fn question_types(&self) -> &'static [&'static str] {
+        &["noul"]
+    }
+
+    fn max_length_tokens(&self) -> usize {
+        100
+    }
+}
+
+struct PuppetPending {
+    ids: Vec<String>,
+    not_finite: bool,
+}
+
+impl Pending for PuppetPending {
+    fn finish(self: Box<Self>, logits: &[Vec<Logits>]) -> Result<Decision, Refusal> {
+        if self.not_finite {
+            return Err(Refusal::InvalidModelOutput { question: self.ids[0].clone() });
+        }
+        let noul = logits.first().map_or(0.0, |tree| f64::from(tree[0].values[0]));
+        let answers = self.ids.into_iter().map(|id| (id, Answer::Noul { noul, abstain_probability: None })).collect();
+        Ok(Decision {
+            answers,
+            input_tokens: 50,
+            spans: Vec::new(),
+            span_heads: Vec::new(),
+            sets: Vec::new(),
+            thresholds: Vec::new(),
+        })
+    }
+}
