@@ -155,6 +155,7 @@ fn refused(refusal: Refusal) -> Refused {
         Refusal::Invalid(details) => Refused::Invalid(details),
         Refusal::TooLong { message } => Refused::TooLong { message },
         Refusal::InvalidModelOutput { .. } => Refused::Internal { reason: "a logit is not finite".into() },
+        Refusal::Internal { reason } => Refused::Internal { reason },
     }
 }
 
