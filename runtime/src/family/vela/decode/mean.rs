@@ -31,3 +31,22 @@ fn eight_strands(from: usize, len: usize, at: &impl Fn(usize) -> f32) -> f32 {
     let sum = ((r[0] + r[1]) + (r[2] + r[3])) + ((r[4] + r[5]) + (r[6] + r[7]));
     (whole..from + len).map(at).fold(sum, |sum, x| sum + x)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Recorded by `recipe/numpy/means.py`: lengths on both sides of every change in the order of summation.
+    #[test]
+    fn means_are_those_of_numpy_to_the_bit() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures/numpy-means.json");
+        let recorded: serde_json::Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+        let value = |i: usize| ((i as u32).wrapping_mul(2_654_435_761) >> 8) as f32 / 16_777_216.0;
+        let means = recorded["means"].as_array().unwrap();
+        assert_eq!(means.len(), 304);
+        for mean in means {
+            let len = mean[0].as_u64().unwrap() as usize;
+            assert_eq!(u64::from(mean_f32(len, value).to_bits()), mean[1], "{len} values");
+        }
+    }
+}

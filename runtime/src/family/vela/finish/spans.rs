@@ -21,8 +21,6 @@ pub(in crate::family::vela) struct Target {
 /// The spans of a whole part, and how they came about.
 pub(in crate::family::vela) struct Decoding {
     pub(in crate::family::vela) threshold: SpanThreshold,
-    /// How many spans the sparse gate found at its probe threshold, where it looked.
-    pub(in crate::family::vela) probe_spans: Option<usize>,
     pub(in crate::family::vela) spans: Vec<Decoded>,
     probabilities: Probabilities,
 }
@@ -49,7 +47,7 @@ impl Target {
         question: &Question,
         readings: &[Reading<'_>],
     ) -> Answered {
-        let Decoding { threshold, mut spans, probabilities, .. } = self.decode(calibration, question, readings);
+        let Decoding { threshold, mut spans, probabilities } = self.decode(calibration, question, readings);
         let mut field = CharRange { start: 0, end: self.text.len_chars() };
         if let Some(over) = &question.over_field {
             field = over.range;
@@ -77,12 +75,11 @@ impl Target {
         readings: &[Reading<'_>],
     ) -> Decoding {
         let probabilities = self.probabilities(question.options.len(), temperature(calibration, question), readings);
-        let mut probe_spans = None;
-        let count_at = |probe| *probe_spans.insert(decode(&self.text, &probabilities, probe).len());
+        let count_at = |probe| decode(&self.text, &probabilities, probe).len();
         let threshold = span_threshold(calibration, question, self.tokens);
         let threshold = sparse_gate(calibration, threshold, probabilities.words(), count_at);
         let spans = decode(&self.text, &probabilities, threshold.value);
-        Decoding { threshold, probe_spans, spans, probabilities }
+        Decoding { threshold, spans, probabilities }
     }
 
     fn probabilities(&self, labels: usize, temperature: f64, readings: &[Reading<'_>]) -> Probabilities {
