@@ -106,6 +106,7 @@ fn pii_threshold(calibration: &Calibration, target_tokens: usize) -> Option<Span
 }
 
 /// Log threshold, linear in log token count between the anchors, flat outside; an anchor's own threshold at it.
+#[allow(clippy::float_cmp, reason = "both are whole token counts")]
 fn length_threshold(rule: &LengthRule, tokens: f64) -> f64 {
     const ANCHORED: &str = "a length rule has at least one anchor";
     let (first, last) = (rule.anchors.first().expect(ANCHORED), rule.anchors.last().expect(ANCHORED));
@@ -130,6 +131,7 @@ fn broad_head(calibration: &Calibration) -> &BroadHead {
 }
 
 #[cfg(test)]
+#[allow(clippy::float_cmp, reason = "exact values are meant")]
 mod tests {
     use super::*;
     use crate::family::vela::calibration::Anchor;

@@ -83,6 +83,9 @@ impl Probabilities {
     }
 
     /// Adds the next word's probabilities, one per label, none of them NaN.
+    ///
+    /// # Panics
+    /// If they are not as many as the labels.
     pub fn push(&mut self, row: impl IntoIterator<Item = f64>) {
         let from = self.values.len();
         let mut largest = f64::NEG_INFINITY;
@@ -193,4 +196,5 @@ fn units_of_words(chars: &[char], words: &[CharRange], units: &[CharRange]) -> V
 }
 
 #[cfg(test)]
+#[allow(clippy::float_cmp, reason = "maxima and votes are compared with the values they were taken from")]
 mod tests;

@@ -56,12 +56,7 @@ fn inside_a_unit_votes_are_taken_and_gaps_filled() {
     // "a@b.c" is one unit of five words or fewer; here `tom`, `.`, `baker` of one run of unit characters.
     let mean = |values: &[f32]| values.iter().sum::<f32>() / values.len() as f32;
     check("tom.baker", &[&[0.9], &[0.1], &[0.9]], 0.5, &[(0, "tom.baker", mean(&[0.9, 0.1, 0.9]))]);
-    check(
-        "tom.baker",
-        &[&[0.6, 0.1], &[0.1, 0.9], &[0.7, 0.1]],
-        0.5,
-        &[(0, "tom.baker", mean(&[0.6, 0.1, 0.7]))],
-    );
+    check("tom.baker", &[&[0.6, 0.1], &[0.1, 0.9], &[0.7, 0.1]], 0.5, &[(0, "tom.baker", mean(&[0.6, 0.1, 0.7]))]);
     // Equal sums: the first seen wins. Words beyond the labelled ones are not filled.
     check("x.y.z", &[&[0.1, 0.1], &[0.1, 0.75], &[0.75, 0.1], &[0.1, 0.1], &[0.1, 0.1]], 0.5, &[(1, ".y", 0.425)]);
 }
@@ -94,9 +89,52 @@ fn clipping_trims_again_and_drops_what_is_left_empty() {
 
 /// Pieces that make every rule meet every other one.
 const FRAGMENTS: [&str; 46] = [
-    "http://", "https://", "HTTPS://", "httpſ://", "www.", "Www.", "a", "Bob", "é", "x.y", "-", "_", "@", ".", ",", "!",
-    ";", ":", "?", "+", "/", "\\", "(", ")", "[", "]", "{", "<", ">", "「", "」", "『", "漢", "字", "가", "\u{e000}",
-    "\u{3000}", " ", "\n", "\u{301}", "🙂", "\"", "'", "’", "»", "\u{1c}",
+    "http://",
+    "https://",
+    "HTTPS://",
+    "httpſ://",
+    "www.",
+    "Www.",
+    "a",
+    "Bob",
+    "é",
+    "x.y",
+    "-",
+    "_",
+    "@",
+    ".",
+    ",",
+    "!",
+    ";",
+    ":",
+    "?",
+    "+",
+    "/",
+    "\\",
+    "(",
+    ")",
+    "[",
+    "]",
+    "{",
+    "<",
+    ">",
+    "「",
+    "」",
+    "『",
+    "漢",
+    "字",
+    "가",
+    "\u{e000}",
+    "\u{3000}",
+    " ",
+    "\n",
+    "\u{301}",
+    "🙂",
+    "\"",
+    "'",
+    "’",
+    "»",
+    "\u{1c}",
 ];
 
 #[test]
@@ -113,7 +151,9 @@ fn decoding_equals_a_naive_implementation_on_generated_texts() {
         let rows: Vec<Vec<f64>> =
             words.iter().map(|_| (0..labels).map(|_| random_probability(&mut random)).collect()).collect();
         let mut table = Probabilities::with_capacity(rows.len(), labels);
-        rows.iter().for_each(|row| table.push(row.iter().copied()));
+        for row in &rows {
+            table.push(row.iter().copied());
+        }
         let threshold = *[0.0, 0.25, 0.5, 0.7, 1.0].choose(&mut random).unwrap();
         let word_text = WordText::new(&text, &words);
 
@@ -264,11 +304,7 @@ mod naive {
         while end < chars.len() && ("@._-+".contains(chars[end]) || (is_word(chars[end]) && !is_cjk(chars[end]))) {
             end += 1;
         }
-        if end > start {
-            end
-        } else {
-            start + usize::from(!is_space(chars[start]))
-        }
+        if end > start { end } else { start + usize::from(!is_space(chars[start])) }
     }
 
     /// Lazily one character more, until only `.,;:!?` stand before the end or a character that ends a URL.

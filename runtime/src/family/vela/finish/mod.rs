@@ -64,7 +64,7 @@ pub(super) struct Reading<'a> {
 struct Finish<'a> {
     request: &'a Unanswered,
     decision: Decision,
-    /// By role of a part: its text, cut for decoding, once however many spans read it.
+    /// By index of a part: its text, cut for decoding once, however many spans read it.
     targets: HashMap<usize, Target>,
     /// Where the answer of a Set's label stands: two Sets may name one answer, and the later has it, in the place of
     /// the earlier.
@@ -189,12 +189,11 @@ impl<'a> Finish<'a> {
     fn label_answer(&mut self, name: String, noul: f64) {
         let answers = &mut self.decision.answers;
         let answer = Answer::Noul { noul, abstain_probability: None };
-        match self.label_answers.get(&name) {
-            Some(&place) => answers[place].1 = answer,
-            None => {
-                self.label_answers.insert(name.clone(), answers.len());
-                answers.push((name, answer));
-            }
+        if let Some(&place) = self.label_answers.get(&name) {
+            answers[place].1 = answer;
+        } else {
+            self.label_answers.insert(name.clone(), answers.len());
+            answers.push((name, answer));
         }
     }
 

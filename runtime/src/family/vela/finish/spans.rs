@@ -41,12 +41,7 @@ impl Target {
     }
 
     /// The answer from `readings`: those of the question's own block, or of all its windows.
-    pub(super) fn answer(
-        &self,
-        calibration: &Calibration,
-        question: &Question,
-        readings: &[Reading<'_>],
-    ) -> Answered {
+    pub(super) fn answer(&self, calibration: &Calibration, question: &Question, readings: &[Reading<'_>]) -> Answered {
         let Decoding { threshold, mut spans, probabilities } = self.decode(calibration, question, readings);
         let mut field = CharRange { start: 0, end: self.text.len_chars() };
         if let Some(over) = &question.over_field {
@@ -127,7 +122,9 @@ fn window_means(words: usize, labels: usize, windows: &[Reading<'_>]) -> Vec<f64
         if count == 0 {
             sums.fill(NO_WINDOW);
         } else {
-            sums.iter_mut().for_each(|sum| *sum /= f64::from(count));
+            for sum in sums {
+                *sum /= f64::from(count);
+            }
         }
     }
     sums

@@ -132,10 +132,7 @@ fn of_several_bad_outputs_the_first_read_is_named() {
     let case = named_case("vela/tiny-08b/golden.json");
     let (plan, pending) = case.vela.lay_out(&case.state, &case.questions, Strictness::AllOrNothing).unwrap();
     let logits = logits_of(&plan, |_, _, _| f32::NAN);
-    assert_eq!(
-        Box::new(pending).finish(&logits),
-        Err(Refusal::InvalidModelOutput { question: "domain".to_owned() })
-    );
+    assert_eq!(Box::new(pending).finish(&logits), Err(Refusal::InvalidModelOutput { question: "domain".to_owned() }));
 }
 
 /// Each recorded value, as F32, in the place of the plan where its block stands.

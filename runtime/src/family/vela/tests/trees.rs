@@ -162,5 +162,10 @@ fn numbers_json(numbers: &Numbers, roles: &[Role]) -> Json {
 }
 
 fn by_role(roles: &[Role], values: &[usize]) -> Json {
-    roles.iter().zip(values).map(|(role, &value)| (role.name().to_owned(), json!(value))).collect::<serde_json::Map<_, _>>().into()
+    roles
+        .iter()
+        .zip(values)
+        .map(|(role, &value)| (role.name().to_owned(), json!(value)))
+        .collect::<serde_json::Map<_, _>>()
+        .into()
 }
