@@ -23,13 +23,14 @@ use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
 use crate::family::{Family, Logits, Plan};
+use crate::member::Progress;
 use crate::model::Forward;
 
 pub use actor::{Build, Event, Executor, Report, Wake};
 pub use queue::{Full, Handle, Queue};
 
 /// Makes what an executor holds. It is called on the executor's thread, at the start and after every fault.
-pub type Factory = Box<dyn Fn(&Arc<LoadProgress>) -> Result<Loaded, Box<dyn Error + Send + Sync>> + Send>;
+pub type Factory = Box<dyn Fn(&LoadProgress) -> Result<Loaded, Box<dyn Error + Send + Sync>> + Send>;
 
 /// A member, loaded for one device.
 pub struct Loaded {
@@ -94,18 +95,18 @@ pub struct LoadProgress {
 }
 
 impl LoadProgress {
-    /// The load begins; it will read `total_bytes`.
-    pub fn start(&self, total_bytes: u64) {
-        self.total_bytes.store(total_bytes, Ordering::Relaxed);
-    }
-
-    /// `bytes` more have been read.
-    pub fn advance(&self, bytes: u64) {
-        self.done_bytes.fetch_add(bytes, Ordering::Relaxed);
-    }
-
     /// Bytes read, and bytes to read as far as known.
     pub fn bytes(&self) -> (u64, u64) {
         (self.done_bytes.load(Ordering::Relaxed), self.total_bytes.load(Ordering::Relaxed))
+    }
+}
+
+impl Progress for LoadProgress {
+    fn start(&self, total_bytes: u64) {
+        self.total_bytes.store(total_bytes, Ordering::Relaxed);
+    }
+
+    fn advance(&self, bytes: u64) {
+        self.done_bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 }

@@ -98,7 +98,8 @@ impl Problem {
         }
     }
 
-    fn body(&self) -> String {
+    /// The response's JSON, as the SDK reads it.
+    pub fn body(&self) -> String {
         match self {
             Problem::Refused(Refused::Invalid(details)) => write_details(details),
             Problem::Refused(Refused::Internal { .. }) => r#"{"detail":"inference failed"}"#.to_owned(),

@@ -12,6 +12,7 @@ use tokio::sync::mpsc;
 
 use crate::executor::{Face, Factory, Loaded};
 use crate::family::{Block, Family, Logits, Pending, Plan, Readout, Rendered, Tree};
+use crate::member::Progress;
 use crate::model::{Forward, ModelError};
 use crate::supervisor::{Listing, Placement, Policy, Seat, Settings};
 use crate::wire::json::Value;
