@@ -1,4 +1,4 @@
-//! Measures the matrix product of [`CpuDevice`] against the peak of the same cores, in one run.
+//! Measures the matrix product of [`CpuDevice`] on every instruction set of this machine.
 //!
 //! `cargo run --release -p synod-kernels --example gemm_rate`
 

@@ -12,7 +12,7 @@ use crate::cpu::gemm::{KC, MAX_MR, MAX_NR, NR_VECTORS, PanelColumns, multiply, t
 use crate::cpu::math;
 use crate::cpu::pool::Pool;
 use crate::cpu::shared::SharedMatrix;
-use crate::cpu::simd::{Isa, Kernel, Simd};
+use crate::cpu::simd::{Isa, Kernel, Simd, parts};
 use crate::host::HostMatrix;
 use crate::rotary::RotaryTable;
 use crate::{AttentionShape, Packing, Sequence};
@@ -164,7 +164,10 @@ impl Attention<'_> {
     ) {
         let one = simd.splat(1.0);
         let factor = simd.splat(math::rms_scale(simd, head, self.shape.rms_norm_eps) * scale);
-        math::zip_map(simd, out, [head, weight], |_, [x, weight]| simd.mul(simd.mul(x, factor), simd.add(one, weight)));
+        for part in parts::<S>(head.len()) {
+            let normed = simd.mul(simd.load_part(head, part, 0.0), factor);
+            simd.store_part(simd.mul(normed, simd.add(one, simd.load_part(weight, part, 0.0))), out, part);
+        }
         let (cos, sin) = self.rotary.cos_sin(position);
         let (left, right) = out[..self.shape.rotary_dim].split_at_mut(self.shape.rotary_dim / 2);
         for (((left, right), cos), sin) in left.iter_mut().zip(right).zip(cos).zip(sin) {
@@ -323,9 +326,12 @@ impl QueryTile<'_> {
                 let out = unsafe { self.out.part(row, head + columns.start..head + columns.end) };
                 let sums = &sums[query * width..][..out.len()];
                 let scale = simd.splat(1.0 / totals[query]);
-                math::zip_map(simd, out, [sums, &gate[columns.clone()]], |_, [sum, gate]| {
-                    simd.mul(simd.mul(sum, scale), math::sigmoid(simd, gate))
-                });
+                let gate = &gate[columns.clone()];
+                for part in parts::<S>(out.len()) {
+                    let mean = simd.mul(simd.load_part(sums, part, 0.0), scale);
+                    let gate = math::sigmoid(simd, simd.load_part(gate, part, 0.0));
+                    simd.store_part(simd.mul(mean, gate), out, part);
+                }
             }
         }
     }
@@ -365,21 +371,16 @@ impl QueryTile<'_> {
 #[inline(always)]
 fn exponentials<S: Simd>(simd: S, scores: &mut [f32]) -> f32 {
     let mut largest = simd.splat(f32::NEG_INFINITY);
-    let chunks = scores.chunks_exact(S::LANES);
-    let rest = simd.load_partial(chunks.remainder(), f32::NEG_INFINITY);
-    for chunk in chunks {
-        largest = simd.max(simd.load(chunk), largest);
+    for part in parts::<S>(scores.len()) {
+        largest = simd.max(largest, simd.load_part(scores, part, f32::NEG_INFINITY));
     }
-    let largest = simd.splat(simd.largest(simd.max(rest, largest)));
+    let largest = simd.splat(simd.largest(largest));
     let mut total = simd.splat(0.0);
-    let mut chunks = scores.chunks_exact_mut(S::LANES);
-    for chunk in &mut chunks {
-        let value = math::exp(simd, simd.sub(simd.load(chunk), largest));
+    for part in parts::<S>(scores.len()) {
+        let score = simd.load_part(scores, part, f32::NEG_INFINITY);
+        let value = math::exp(simd, simd.sub(score, largest));
         total = simd.add(total, value);
-        simd.store(value, chunk);
+        simd.store_part(value, scores, part);
     }
-    let rest = chunks.into_remainder();
-    let value = math::exp(simd, simd.sub(simd.load_partial(rest, f32::NEG_INFINITY), largest));
-    simd.store_partial(value, rest);
-    simd.sum(simd.add(total, value))
+    simd.sum(total)
 }

@@ -2,7 +2,7 @@
 
 use crate::cpu::math;
 use crate::cpu::pool::Pool;
-use crate::cpu::simd::{Isa, Kernel, Simd};
+use crate::cpu::simd::{Isa, Kernel, Simd, parts};
 use crate::host::HostMatrix;
 use crate::{Packing, Sequence};
 
@@ -63,19 +63,20 @@ impl ConvRow<'_> {
 impl Kernel for ConvRow<'_> {
     type Output = ();
 
-    /// Adds tap after tap to the whole row, oldest token first.
+    /// Sums over the taps that have a token, oldest first.
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
         let channels = self.x.shape().1;
         let taps = self.taps.len() / channels;
-        self.out.fill(0.0);
-        for (tap, weight) in self.taps.chunks_exact(channels).enumerate() {
-            if let Some(row) = self.input_row(taps - 1 - tap) {
-                math::zip_map(simd, self.out, [self.x.row(row), weight], |sum, [x, weight]| {
-                    simd.mul_add(x, weight, sum)
-                });
+        let weights = self.taps.chunks_exact(channels).enumerate();
+        let inputs = weights.filter_map(|(tap, weight)| Some((self.x.row(self.input_row(taps - 1 - tap)?), weight)));
+        let inputs: Vec<(&[f32], &[f32])> = inputs.collect();
+        for part in parts::<S>(channels) {
+            let mut sum = simd.splat(0.0);
+            for (x, weight) in &inputs {
+                sum = simd.mul_add(simd.load_part(x, part, 0.0), simd.load_part(weight, part, 0.0), sum);
             }
+            simd.store_part(math::silu(simd, sum), self.out, part);
         }
-        math::zip_map(simd, self.out, [], |sum, []| math::silu(simd, sum));
     }
 }

@@ -6,6 +6,7 @@
 //!
 //! Absent so far: the chunked form (matrix products over chunks of tokens).
 
+use crate::cpu::aligned::AlignedBuffer;
 use crate::cpu::math;
 use crate::cpu::pool::Pool;
 use crate::cpu::shared::SharedMatrix;
@@ -172,13 +173,12 @@ impl Kernel for Columns<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let width = VECTORS * S::LANES;
-        let mut prefix_state = vec![0.0; self.operands.shape.key_dim * width];
-        self.read(simd, self.tree.root, &mut prefix_state);
-        let mut state = vec![0.0; prefix_state.len()];
-        for &block in &self.tree.blocks {
-            state.copy_from_slice(&prefix_state);
-            self.read(simd, block, &mut state);
+        let elements = self.operands.shape.key_dim * VECTORS * S::LANES;
+        let [mut prefix, mut block] = [(); 2].map(|()| AlignedBuffer::zeroed(elements));
+        self.read(simd, self.tree.root, prefix.values_mut());
+        for &sequence in &self.tree.blocks {
+            block.values_mut().copy_from_slice(prefix.values_mut());
+            self.read(simd, sequence, block.values_mut());
         }
     }
 }

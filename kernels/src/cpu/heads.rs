@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use crate::cpu::math;
 use crate::cpu::pool::Pool;
-use crate::cpu::simd::{Isa, Kernel, Simd};
+use crate::cpu::simd::{Isa, Kernel, Simd, parts};
 use crate::host::HostMatrix;
 use crate::{PairGroup, checks};
 
@@ -47,9 +47,11 @@ impl Kernel for LayerNormRow<'_> {
         let variance = self.x.iter().map(|&x| (f64::from(x) - mean).powi(2)).sum::<f64>() / count;
         let scale = simd.splat((1.0 / (variance + f64::from(self.eps)).sqrt()) as f32);
         let mean = simd.splat(mean as f32);
-        math::zip_map(simd, self.out, [self.x, self.weight, self.bias], |_, [x, weight, bias]| {
-            simd.mul_add(simd.mul(simd.sub(x, mean), scale), weight, bias)
-        });
+        for part in parts::<S>(self.out.len()) {
+            let standardised = simd.mul(simd.sub(simd.load_part(self.x, part, 0.0), mean), scale);
+            let (weight, bias) = (simd.load_part(self.weight, part, 0.0), simd.load_part(self.bias, part, 0.0));
+            simd.store_part(simd.mul_add(standardised, weight, bias), self.out, part);
+        }
     }
 }
 

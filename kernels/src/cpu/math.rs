@@ -3,7 +3,7 @@
 //! [`exp`] is within 2 ULP of the exact value; the functions made of it within a few. A reduction's order depends on the
 //! number of elements and of lanes alone.
 
-use crate::cpu::simd::Simd;
+use crate::cpu::simd::{Simd, parts};
 
 /// `e^x`, within 2 ULP (1 on ULP-rounded results below the smallest normal number).
 ///
@@ -55,52 +55,14 @@ pub(crate) fn silu<S: Simd>(simd: S, x: S::Vector) -> S::Vector {
     simd.mul(x, sigmoid(simd, x))
 }
 
-/// `out[i] = f(out[i], [input[i] for each input])`, all of one length.
-#[inline(always)]
-pub(crate) fn zip_map<S: Simd, const N: usize>(
-    simd: S,
-    out: &mut [f32],
-    inputs: [&[f32]; N],
-    f: impl Fn(S::Vector, [S::Vector; N]) -> S::Vector,
-) {
-    let whole = out.len() - out.len() % S::LANES;
-    let inputs = inputs.map(|input| &input[..out.len()]);
-    for start in (0..whole).step_by(S::LANES) {
-        let values = inputs.map(|input| simd.load(&input[start..start + S::LANES]));
-        let out = &mut out[start..start + S::LANES];
-        simd.store(f(simd.load(out), values), out);
-    }
-    let rest = &mut out[whole..];
-    if !rest.is_empty() {
-        let values = inputs.map(|input| simd.load_partial(&input[whole..], 0.0));
-        simd.store_partial(f(simd.load_partial(rest, 0.0), values), rest);
-    }
-}
-
-/// `Σ f(x[i], y[i])` where `f(0, 0) = 0`: lane sums in order, then the lanes in order.
-#[inline(always)]
-pub(crate) fn zip_sum<S: Simd>(
-    simd: S,
-    x: &[f32],
-    y: &[f32],
-    f: impl Fn(S::Vector, S::Vector, S::Vector) -> S::Vector,
-) -> f32 {
-    let mut sum = simd.splat(0.0);
-    let (x_chunks, y_chunks) = (x.chunks_exact(S::LANES), y.chunks_exact(S::LANES));
-    let (x_rest, y_rest) = (x_chunks.remainder(), y_chunks.remainder());
-    for (x, y) in x_chunks.zip(y_chunks) {
-        sum = f(simd.load(x), simd.load(y), sum);
-    }
-    if !x_rest.is_empty() {
-        sum = f(simd.load_partial(x_rest, 0.0), simd.load_partial(y_rest, 0.0), sum);
-    }
-    simd.sum(sum)
-}
-
-/// `Σ x[i] · y[i]`.
+/// The sum of products `Σ x[i] · y[i]`: of each lane in order, then of the lanes.
 #[inline(always)]
 pub(crate) fn dot<S: Simd>(simd: S, x: &[f32], y: &[f32]) -> f32 {
-    zip_sum(simd, x, y, |x, y, sum| simd.mul_add(x, y, sum))
+    let mut sum = simd.splat(0.0);
+    for part in parts::<S>(x.len()) {
+        sum = simd.mul_add(simd.load_part(x, part, 0.0), simd.load_part(y, part, 0.0), sum);
+    }
+    simd.sum(sum)
 }
 
 /// `rsqrt(mean(x²) + eps)`.
@@ -130,11 +92,15 @@ mod tests {
 
         #[inline(always)]
         fn run<S: Simd>(self, simd: S) {
-            zip_map(simd, self.0, [], |x, []| match self.1 {
-                Function::Exp => exp(simd, x),
-                Function::Sigmoid => sigmoid(simd, x),
-                Function::Silu => silu(simd, x),
-            });
+            for part in parts::<S>(self.0.len()) {
+                let x = simd.load_part(self.0, part, 0.0);
+                let value = match self.1 {
+                    Function::Exp => exp(simd, x),
+                    Function::Sigmoid => sigmoid(simd, x),
+                    Function::Silu => silu(simd, x),
+                };
+                simd.store_part(value, self.0, part);
+            }
         }
     }
 

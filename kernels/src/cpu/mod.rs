@@ -9,6 +9,7 @@
 // What a kernel calls must be inlined into the function that enables its instruction set: see `simd`.
 #![allow(clippy::inline_always)]
 
+mod aligned;
 mod attention;
 mod conv;
 mod gated_delta;

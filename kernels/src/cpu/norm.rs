@@ -1,7 +1,7 @@
 //! Row passes of the backbone: norms, residuals and gates, each one read and one write of its operands.
 
 use crate::cpu::math;
-use crate::cpu::simd::{Kernel, Simd};
+use crate::cpu::simd::{Kernel, Simd, parts};
 
 /// `out = x · rsqrt(mean(x²) + eps) · (1 + weight)` of one row.
 pub(crate) struct RmsNormRow<'a> {
@@ -18,9 +18,11 @@ impl Kernel for RmsNormRow<'_> {
     fn run<S: Simd>(self, simd: S) {
         let scale = simd.splat(math::rms_scale(simd, self.x, self.eps));
         let one = simd.splat(1.0);
-        math::zip_map(simd, self.out, [self.x, self.weight], |_, [x, weight]| {
-            simd.mul(simd.mul(x, scale), simd.add(one, weight))
-        });
+        for part in parts::<S>(self.out.len()) {
+            let x = simd.load_part(self.x, part, 0.0);
+            let weight = simd.load_part(self.weight, part, 0.0);
+            simd.store_part(simd.mul(simd.mul(x, scale), simd.add(one, weight)), self.out, part);
+        }
     }
 }
 
@@ -35,7 +37,10 @@ impl Kernel for AddRow<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        math::zip_map(simd, self.residual, [self.x], |residual, [x]| simd.add(residual, x));
+        for part in parts::<S>(self.residual.len()) {
+            let sum = simd.add(simd.load_part(self.residual, part, 0.0), simd.load_part(self.x, part, 0.0));
+            simd.store_part(sum, self.residual, part);
+        }
     }
 }
 
@@ -50,7 +55,10 @@ impl Kernel for SiluMulRow<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        math::zip_map(simd, self.gate, [self.up], |gate, [up]| simd.mul(math::silu(simd, gate), up));
+        for part in parts::<S>(self.gate.len()) {
+            let gate = math::silu(simd, simd.load_part(self.gate, part, 0.0));
+            simd.store_part(simd.mul(gate, simd.load_part(self.up, part, 0.0)), self.gate, part);
+        }
     }
 }
 
@@ -70,9 +78,12 @@ impl Kernel for GatedRmsNormRow<'_> {
         let value_dim = self.weight.len();
         for (o, z) in self.o.chunks_exact_mut(value_dim).zip(self.z.chunks_exact(value_dim)) {
             let scale = simd.splat(math::rms_scale(simd, o, self.eps));
-            math::zip_map(simd, o, [z, self.weight], |o, [z, weight]| {
-                simd.mul(simd.mul(weight, simd.mul(o, scale)), math::silu(simd, z))
-            });
+            for part in parts::<S>(value_dim) {
+                let normed = simd.mul(simd.load_part(o, part, 0.0), scale);
+                let weighted = simd.mul(simd.load_part(self.weight, part, 0.0), normed);
+                let gate = math::silu(simd, simd.load_part(z, part, 0.0));
+                simd.store_part(simd.mul(weighted, gate), o, part);
+            }
         }
     }
 }

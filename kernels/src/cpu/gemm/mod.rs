@@ -12,6 +12,7 @@ mod tile;
 
 use crate::KernelError;
 use crate::checks;
+use crate::cpu::aligned::AlignedArray;
 use crate::cpu::pool::Pool;
 use crate::cpu::shared::SharedMatrix;
 use crate::cpu::simd::{Isa, Kernel, MAX_LANES, Simd};
@@ -118,17 +119,17 @@ impl Kernel for Task<'_> {
     #[inline(always)]
     #[allow(clippy::large_stack_arrays)] // 32 KiB, on threads of our own pool.
     fn run<S: Simd>(self, simd: S) {
-        let mut widened = [0.0; KC * MAX_NR];
-        let mut products = [0.0; MAX_MR * MAX_NR];
+        let mut widened = AlignedArray([0.0; KC * MAX_NR]);
+        let mut products = AlignedArray([0.0; MAX_MR * MAX_NR]);
         let inputs = self.weight.inputs();
         for start in (0..inputs).step_by(KC) {
             let block = start..inputs.min(start + KC);
             for panel in self.panels.clone() {
-                let rhs = self.weight.block(simd, panel, block.clone(), &mut widened);
+                let rhs = self.weight.block(simd, panel, block.clone(), &mut widened.0);
                 for tile in self.tiles.clone() {
                     let (rows, tile_rows, lhs) = self.lhs.block(tile, block.clone());
-                    multiply(simd, tile_rows, lhs, rhs, &mut products);
-                    self.accumulate::<S>(&products, rows, panel, start == 0);
+                    multiply(simd, tile_rows, lhs, rhs, &mut products.0);
+                    self.accumulate::<S>(&products.0, rows, panel, start == 0);
                 }
             }
         }

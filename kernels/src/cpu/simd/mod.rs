@@ -4,7 +4,8 @@
 //! found exactly the features that its functions enable, so that holding one is the proof its `unsafe` blocks need.
 //!
 //! Every function on the way from [`Isa::run`] down to an instruction must be inlined into the one function that
-//! enables the instruction set; that is what all the `inline(always)` below are for.
+//! enables the instruction set; that is what all the `inline(always)` below are for. A closure cannot be marked so:
+//! where one touched vectors, every instruction became a call. Hence loops over [`parts`], and no closures.
 
 mod portable;
 #[cfg(target_arch = "x86_64")]
@@ -45,28 +46,43 @@ pub(crate) trait Simd: Copy + Send + Sync {
     /// `2^x` of whole numbers in −126..=127.
     fn power_of_two(self, x: Self::Vector) -> Self::Vector;
 
-    /// Up to `LANES` values; `fill` in the lanes that have none.
+    /// A part of some values; `fill` in the lanes that the last part lacks.
     #[inline(always)]
-    fn load_partial(self, values: &[f32], fill: f32) -> Self::Vector {
+    fn load_part(self, values: &[f32], part: Part, fill: f32) -> Self::Vector {
+        let values = &values[part.start..part.start + part.len];
+        if part.len == Self::LANES {
+            return self.load(values);
+        }
         let mut lanes = [fill; MAX_LANES];
         lanes[..values.len()].copy_from_slice(values);
         self.load(&lanes)
     }
 
-    /// Writes as many lanes as there are values, up to `LANES`.
+    /// Writes a part of some values: as many lanes as it has.
     #[inline(always)]
-    fn store_partial(self, vector: Self::Vector, values: &mut [f32]) {
+    fn store_part(self, vector: Self::Vector, values: &mut [f32], part: Part) {
+        let values = &mut values[part.start..part.start + part.len];
+        if part.len == Self::LANES {
+            return self.store(vector, values);
+        }
         let mut lanes = [0.0; MAX_LANES];
         self.store(vector, &mut lanes);
         values.copy_from_slice(&lanes[..values.len()]);
     }
 
-    /// The sum of the lanes, in lane order.
+    /// The sum of the lanes, upper half to lower half until one is left.
     #[inline(always)]
     fn sum(self, vector: Self::Vector) -> f32 {
         let mut lanes = [0.0; MAX_LANES];
         self.store(vector, &mut lanes);
-        lanes[..Self::LANES].iter().sum()
+        let mut width = Self::LANES / 2;
+        while width > 0 {
+            for lane in 0..width {
+                lanes[lane] += lanes[lane + width];
+            }
+            width /= 2;
+        }
+        lanes[0]
     }
 
     /// The largest lane.
@@ -76,6 +92,19 @@ pub(crate) trait Simd: Copy + Send + Sync {
         self.store(vector, &mut lanes);
         lanes[..Self::LANES].iter().copied().fold(f32::NEG_INFINITY, f32::max)
     }
+}
+
+/// Up to `LANES` consecutive elements of a slice.
+#[derive(Clone, Copy)]
+pub(crate) struct Part {
+    start: usize,
+    len: usize,
+}
+
+/// The parts of a slice of `len` elements, in order; all but the last are whole vectors.
+#[inline(always)]
+pub(crate) fn parts<S: Simd>(len: usize) -> impl Iterator<Item = Part> {
+    (0..len).step_by(S::LANES).map(move |start| Part { start, len: S::LANES.min(len - start) })
 }
 
 /// Work that is written once and compiled for each instruction set.
