@@ -29,7 +29,7 @@ use crate::metrics::{Metrics, Phase};
 use crate::supervisor::Roster;
 use crate::wire::json::JsonError;
 use crate::wire::request::{Limits, Strictness};
-use crate::wire::response::Detail;
+use crate::wire::response::{Detail, Refusal};
 
 pub use decompress::Encoding;
 pub use permit::{Gate, Permit, QueueFull};
@@ -120,6 +120,17 @@ pub enum Refused {
     /// Something failed that the client cannot mend. `reason` is for the log: it holds no text of the request.
     #[error("inference failed")]
     Internal { reason: String },
+}
+
+impl From<Refusal> for Refused {
+    fn from(refusal: Refusal) -> Self {
+        match refusal {
+            Refusal::Invalid(details) => Refused::Invalid(details),
+            Refusal::TooLong { message } => Refused::TooLong { message },
+            Refusal::InvalidModelOutput { .. } => Refused::Internal { reason: "a logit is not finite".into() },
+            Refusal::Internal { reason } => Refused::Internal { reason },
+        }
+    }
 }
 
 impl Admission {

@@ -204,14 +204,12 @@ impl Handler<Wake> for Executor {
         let Some(mut forward) = self.forward.take() else { return };
         let batch = self.next_batch();
         let event = if batch.jobs.is_empty() { None } else { self.run(forward.as_mut(), batch) };
-        match event {
-            Some(event) => self.report(event),
-            None => {
-                self.forward = Some(forward);
-                if self.has_work() {
-                    ctx.notify(Wake);
-                }
-            }
+        if let Some(event) = event {
+            return self.report(event);
+        }
+        self.forward = Some(forward);
+        if self.has_work() {
+            ctx.notify(Wake);
         }
     }
 }

@@ -43,12 +43,10 @@ pub struct Face {
     pub family: Arc<dyn Family>,
     /// The family's name, as `/v1/models` shows it.
     pub family_name: &'static str,
-    /// The package's revision, empty where it has none.
-    pub revision: String,
+    /// The member's own name, as its package says.
+    pub model_name: String,
     /// `sha256:…` of the manifest that the member was verified by.
     pub digest: String,
-    /// Whether that manifest is one that this program or the deployment trusts.
-    pub verified: bool,
 }
 
 /// One request's work.

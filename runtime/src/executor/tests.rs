@@ -46,7 +46,7 @@ impl Fixture {
     }
 
     fn submit(&self, first: u32, tokens: usize) -> Reply {
-        self.handle().submit(plan(first, tokens), Instant::now() + Duration::from_secs(60)).unwrap()
+        self.handle().submit(plan(first, tokens), Instant::now() + Duration::from_mins(1)).unwrap()
     }
 
     /// Submits work that keeps the executor busy until it is let go.
@@ -75,7 +75,7 @@ async fn logit(reply: Reply) -> Result<f32, Failure> {
     reply.await.unwrap().map(|computed| computed.logits[0][0].values[0])
 }
 
-fn is_inference(reply: Result<f32, Failure>) -> bool {
+fn is_inference(reply: &Result<f32, Failure>) -> bool {
     matches!(reply, Err(Failure::Inference { .. }))
 }
 
@@ -117,7 +117,7 @@ async fn a_bad_request_fails_alone() {
     fixture.strings.let_go();
     assert!(logit(held).await.is_ok());
     assert_eq!(logit(first).await, Ok(11.0));
-    assert!(is_inference(logit(bad).await));
+    assert!(is_inference(&logit(bad).await));
     assert_eq!(logit(last).await, Ok(12.0));
     assert_eq!(fixture.strings.puppet.loads.load(Ordering::SeqCst), 1, "one bad request costs no rebuild");
     fixture.assert_nothing_is_counted();
@@ -127,7 +127,7 @@ async fn a_bad_request_fails_alone() {
 #[actix::test]
 async fn logits_that_do_not_fit_the_plan_are_an_error() {
     let fixture = Fixture::start().await;
-    assert!(is_inference(logit(fixture.submit(SHORT, 5)).await));
+    assert!(is_inference(&logit(fixture.submit(SHORT, 5)).await));
     assert_eq!(logit(fixture.submit(PLAIN, 5)).await, Ok(PLAIN as f32));
     fixture.assert_nothing_is_counted();
 }
@@ -139,8 +139,8 @@ async fn a_panic_answers_its_batch_and_the_queue_waits_for_the_rebuild() {
     let [company, bad, waiting] = [(11, 50), (PANIC, 50), (12, 100)].map(|(first, n)| fixture.submit(first, n));
     fixture.strings.let_go();
     assert!(logit(held).await.is_ok());
-    assert!(is_inference(logit(company).await));
-    assert!(is_inference(logit(bad).await));
+    assert!(is_inference(&logit(company).await));
+    assert!(is_inference(&logit(bad).await));
     assert_eq!(logit(waiting).await, Ok(12.0));
     fixture.ready_after(2).await;
     assert_eq!(fixture.restarts("panic"), 1);
@@ -151,7 +151,7 @@ async fn a_panic_answers_its_batch_and_the_queue_waits_for_the_rebuild() {
 async fn errors_in_a_row_build_the_executor_again() {
     let mut fixture = Fixture::start().await;
     for _ in 0..3 {
-        assert!(is_inference(logit(fixture.submit(ERROR, 5)).await));
+        assert!(is_inference(&logit(fixture.submit(ERROR, 5)).await));
     }
     assert_eq!(logit(fixture.submit(PLAIN, 5)).await, Ok(PLAIN as f32));
     fixture.ready_after(2).await;
@@ -187,7 +187,7 @@ async fn a_full_queue_says_so() {
     let mut fixture = Fixture::start().await;
     let held = fixture.hold().await;
     let replies: Vec<Reply> = (0..8).map(|i| fixture.submit(PLAIN + i, 2)).collect();
-    assert!(fixture.handle().submit(plan(PLAIN, 2), Instant::now() + Duration::from_secs(60)).is_err());
+    assert!(fixture.handle().submit(plan(PLAIN, 2), Instant::now() + Duration::from_mins(1)).is_err());
     fixture.strings.let_go();
     assert!(logit(held).await.is_ok());
     for reply in replies {
@@ -217,7 +217,7 @@ async fn a_rebuild_that_fails_refuses_what_waits() {
     fixture.strings.puppet.failing_loads.store(1, Ordering::SeqCst);
     fixture.strings.let_go();
     assert!(logit(held).await.is_ok());
-    assert!(is_inference(logit(bad).await));
+    assert!(is_inference(&logit(bad).await));
     assert_eq!(logit(waiting).await, Err(Failure::Down));
     fixture.ready_after(3).await;
     assert_eq!(logit(fixture.submit(PLAIN, 5)).await, Ok(PLAIN as f32));

@@ -122,7 +122,7 @@ mod tests {
 
     use super::*;
 
-    fn headers(name: HeaderName, values: &[&str]) -> HeaderMap {
+    fn headers(name: &HeaderName, values: &[&str]) -> HeaderMap {
         let mut headers = HeaderMap::new();
         for value in values {
             headers.append(name.clone(), HeaderValue::from_str(value).unwrap());
@@ -132,7 +132,7 @@ mod tests {
 
     #[test]
     fn json_is_the_only_content_type() {
-        let check = |values: &[&str]| check_content_type(&headers(CONTENT_TYPE, values));
+        let check = |values: &[&str]| check_content_type(&headers(&CONTENT_TYPE, values));
         for json in ["application/json", "Application/JSON", "application/json; charset=utf-8", "application/json;"] {
             assert_eq!(check(&[json]), Ok(()), "{json}");
         }
@@ -144,7 +144,7 @@ mod tests {
 
     #[test]
     fn a_body_has_one_known_encoding() {
-        let encoding = |values: &[&str]| encoding(&headers(CONTENT_ENCODING, values));
+        let encoding = |values: &[&str]| encoding(&headers(&CONTENT_ENCODING, values));
         assert_eq!(encoding(&[]), Ok(Encoding::Identity));
         assert_eq!(encoding(&["identity"]), Ok(Encoding::Identity));
         assert_eq!(encoding(&["GZIP"]), Ok(Encoding::Gzip));

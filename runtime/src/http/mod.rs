@@ -17,6 +17,7 @@ mod status;
 #[cfg(test)]
 mod tests;
 
+use std::future::{Ready, ready};
 use std::sync::Arc;
 
 use actix::Addr;
@@ -41,8 +42,9 @@ const LIVE: &str = "/health/live";
 const READY: &str = "/health/ready";
 const METRICS: &str = "/metrics";
 
-/// Every route, with its label in metrics and logs.
-pub const ROUTES: [&str; 6] = [SYSTEM_ONE, DECISIONS, MODELS, LIVE, READY, METRICS];
+/// Every route with its method. The path is its label in metrics and logs.
+pub const ROUTES: [(&str, &str); 6] =
+    [("POST", SYSTEM_ONE), ("POST", DECISIONS), ("GET", MODELS), ("GET", LIVE), ("GET", READY), ("GET", METRICS)];
 /// The routes whose requests have an outcome.
 const DECISION_ROUTES: [&str; 2] = [SYSTEM_ONE, DECISIONS];
 
@@ -104,6 +106,6 @@ fn only_get(path: &'static str) -> Resource {
     web::resource(path).default_service(web::to(|| refuse(Problem::Method { allow: "GET" })))
 }
 
-async fn refuse(problem: Problem) -> Result<HttpResponse, Problem> {
-    Err(problem)
+fn refuse(problem: Problem) -> Ready<Result<HttpResponse, Problem>> {
+    ready(Err(problem))
 }

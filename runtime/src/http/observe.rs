@@ -45,7 +45,7 @@ pub(super) async fn observe(
     let metrics = &service.metrics;
     let id = request_id(request.headers());
     let decides = *request.method() == Method::POST && DECISION_ROUTES.contains(&request.path());
-    let route = ROUTES.iter().copied().find(|route| *route == request.path()).unwrap_or("other");
+    let route = ROUTES.iter().find(|(_, route)| *route == request.path()).map_or("other", |(_, route)| route);
     let mut ending = decides.then(|| Ending { metrics: Arc::clone(metrics), outcome: Outcome::Cancelled });
     request.extensions_mut().insert(Arrival(received));
 
@@ -96,7 +96,7 @@ fn header_value(text: &str) -> HeaderValue {
 
 /// Ids, counts and times; never a text of the request.
 fn log(id: &str, route: &str, status: StatusCode, total_ms: f64, problem: Option<&Problem>) {
-    let (status, code) = (status.as_u16(), problem.map_or("", Problem::code));
+    let (status, code) = (status.as_u16(), problem.map(Problem::code));
     match problem.and_then(Problem::log_reason) {
         Some(reason) => tracing::error!(id, route, status, code, total_ms, reason, "failed"),
         None if DECISION_ROUTES.contains(&route) => tracing::info!(id, route, status, code, total_ms, "answered"),

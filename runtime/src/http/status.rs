@@ -59,9 +59,8 @@ fn model_entry(name: &str, member: &Member) -> Value {
     });
     if let Some(face) = &member.face {
         entry["family"] = json!(face.family_name);
-        entry["revision"] = json!(face.revision);
+        entry["model_name"] = json!(face.model_name);
         entry["digest"] = json!(face.digest);
-        entry["verified"] = json!(face.verified);
         entry["question_types"] = json!(face.family.question_types());
         entry["limits"] = json!({ "max_length_tokens": face.family.max_length_tokens() });
     }

@@ -34,7 +34,7 @@ const REQUESTS: &[f64] = &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0];
 pub struct Metrics {
     registry: Registry,
     requests: IntCounterVec,
-    outcomes: IntCounterVec,
+    outcomes: [IntCounter; Outcome::ALL.len()],
     questions: IntCounterVec,
     rejected: IntCounterVec,
     cancelled: IntCounterVec,
@@ -93,6 +93,9 @@ pub enum Outcome {
 }
 
 impl Outcome {
+    const ALL: [Outcome; 4] = [Outcome::Answered, Outcome::Rejected, Outcome::Cancelled, Outcome::Failed];
+
+    /// Its label.
     fn name(self) -> &'static str {
         match self {
             Outcome::Answered => "answered",
@@ -132,6 +135,12 @@ impl Metrics {
                 &["phase"],
             ),
         );
+        let outcomes = counters(
+            &registry,
+            "synod_outcomes_total",
+            "How each POST of a decision route ended; every one has exactly one outcome.",
+            &["outcome"],
+        );
         let build_info = register(
             &registry,
             Gauge::with_opts(
@@ -142,12 +151,7 @@ impl Metrics {
         build_info.set(1.0);
         Metrics {
             requests: counters(&registry, "synod_requests_total", "Responses by route and status.", &["route", "code"]),
-            outcomes: counters(
-                &registry,
-                "synod_outcomes_total",
-                "How each POST of a decision route ended; every one has exactly one outcome.",
-                &["outcome"],
-            ),
+            outcomes: Outcome::ALL.map(|outcome| outcomes.with_label_values(&[outcome.name()])),
             questions: counters(&registry, "synod_questions_total", "Questions laid out, by type.", &["kind"]),
             rejected: counters(&registry, "synod_rejected_total", "Decision requests refused, by code.", &["reason"]),
             cancelled: counters(
@@ -209,7 +213,7 @@ impl Metrics {
 
     /// Counts the end of a decision request.
     pub fn outcome(&self, outcome: Outcome) {
-        self.outcomes.with_label_values(&[outcome.name()]).inc();
+        self.outcomes[outcome as usize].inc();
     }
 
     /// Counts a refusal by its stable code.

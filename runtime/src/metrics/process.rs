@@ -57,7 +57,7 @@ impl Process {
         }
     }
 
-    /// Fields are counted from 3 after the command's closing parenthesis (proc_pid_stat(5)): 14 utime, 15 stime,
+    /// Fields are counted from 3 after the command's closing parenthesis (`man 5 proc_pid_stat`): 14 utime, 15 stime,
     /// 22 starttime, all in ticks.
     fn read_stat(&self, stat: &str) {
         let Some((_, after_command)) = stat.rsplit_once(')') else { return };

@@ -48,6 +48,7 @@ struct Placed {
     name: String,
     device: String,
     executor: Addr<Executor>,
+    loading_since: Instant,
     ready_since: Option<Instant>,
     failures: Backoff,
 }
@@ -95,6 +96,7 @@ impl Supervisor {
                 name: name.clone(),
                 device: device.clone(),
                 executor,
+                loading_since: Instant::now(),
                 ready_since: None,
                 failures: Backoff::default(),
             });
@@ -163,7 +165,7 @@ impl Handler<Report> for Supervisor {
         let (member, device) = (placed.name.as_str(), placed.device.as_str());
         match event {
             Event::Ready(face) => {
-                tracing::info!(member, device, "ready");
+                tracing::info!(member, device, load_s = placed.loading_since.elapsed().as_secs_f64(), "ready");
                 placed.ready_since = Some(Instant::now());
                 let (member, replica) = (placed.member, placed.replica);
                 self.publish(|roster| {
@@ -195,7 +197,9 @@ impl Handler<Rebuild> for Supervisor {
     fn handle(&mut self, Rebuild(placement): Rebuild, _: &mut Self::Context) {
         let progress = Arc::new(LoadProgress::default());
         self.set_state(placement, ExecutorState::Loading(Arc::clone(&progress)));
-        self.placed[placement].executor.do_send(Build { progress });
+        let placed = &mut self.placed[placement];
+        placed.loading_since = Instant::now();
+        placed.executor.do_send(Build { progress });
     }
 }
 

@@ -16,8 +16,8 @@ impl Default for Policy {
     fn default() -> Self {
         Policy {
             first: Duration::from_millis(250),
-            longest: Duration::from_secs(60),
-            forgiven_after: Duration::from_secs(60),
+            longest: Duration::from_mins(1),
+            forgiven_after: Duration::from_mins(1),
         }
     }
 }
@@ -47,7 +47,7 @@ mod tests {
     const POLICY: Policy = Policy {
         first: Duration::from_secs(1),
         longest: Duration::from_secs(5),
-        forgiven_after: Duration::from_secs(60),
+        forgiven_after: Duration::from_mins(1),
     };
 
     fn pauses(served_secs: &[u64]) -> Vec<u64> {

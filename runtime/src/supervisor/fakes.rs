@@ -115,9 +115,8 @@ fn factory(puppet: &Arc<Puppet>) -> Factory {
         let face = Face {
             family: Arc::new(PuppetFamily),
             family_name: "puppet",
-            revision: "r1".into(),
+            model_name: "fakes/puppet".into(),
             digest: "sha256:00".into(),
-            verified: true,
         };
         Ok(Loaded { forward: Box::new(PuppetForward(Arc::clone(&puppet))), face: Arc::new(face) })
     })

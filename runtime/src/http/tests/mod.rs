@@ -71,7 +71,7 @@ fn admission_settings() -> admission::Settings {
         limits: Limits::default(),
         max_requests: 4,
         max_tokens: 1000,
-        request_timeout: Duration::from_secs(60),
+        request_timeout: Duration::from_mins(1),
     }
 }
 
@@ -232,7 +232,7 @@ async fn every_refusal_is_in_the_table() {
     let long = "x".repeat(MAX_BODY_BYTES);
     let zipped = admission::test_bodies::gzip(long.as_bytes());
     let deep = format!(r#"{{"state":{}{}}}"#, "[".repeat(17), "]".repeat(17));
-    let cases = [
+    let cases = vec![
         (post(""), 400, "invalid_json"),
         (post("{\"state\": NaN}"), 400, "invalid_json"),
         (post(&b"\xff"[..]), 400, "invalid_json"),
