@@ -1,0 +1,227 @@
+//! `synod serve`: a deployment becomes running actors behind sockets.
+//!
+//! What is started, in this order: the supervisor and its executors (which load in the background), admission, the
+//! metrics' reporter, the sockets. What ends them: SIGTERM or SIGINT. New work is refused then, what is under way is
+//! finished within `drain_s`, and the process ends well. A second signal ends it at once.
+
+mod log;
+mod seats;
+
+use std::io::{Write, stdout};
+use std::net::SocketAddr;
+use std::num::NonZeroUsize;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread;
+
+use actix::{Actor, Addr};
+use actix_web::dev::ServerHandle;
+use actix_web::web;
+use anyhow::{Context, Result, bail};
+use futures_util::future::{Either, select};
+use synod_config::Deployment;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+use crate::admission::{self, Admission};
+use crate::http::{Bodies, Keys, Listening, ROUTES, Service, Surface, listen};
+use crate::member::demo::Demo;
+use crate::metrics::{Metrics, Reporter};
+use crate::supervisor::{self, Drain, Policy, Supervisor};
+use crate::wire::request::Limits;
+use log::LogFormat;
+
+/// Serve a deployment, or a demonstration, over HTTP.
+///
+/// The address is printed as soon as it takes requests; `GET /health/ready` tells when the members are loaded.
+#[derive(clap::Args)]
+pub(super) struct Serve {
+    /// The deployment file
+    #[arg(long, value_name = "FILE", conflicts_with = "demo", required_unless_present = "demo")]
+    config: Option<PathBuf>,
+    /// Serve a small member with random weights instead: for trying the interface, its answers mean nothing
+    #[arg(long)]
+    demo: bool,
+    /// Address to serve on instead of the deployment's; port 0 takes a free one
+    #[arg(long, value_name = "ADDRESS")]
+    bind: Option<SocketAddr>,
+    /// How the log on stderr is written; `RUST_LOG` chooses what is in it
+    #[arg(long, value_name = "FORMAT", default_value = "human")]
+    log_format: LogFormat,
+}
+
+impl Serve {
+    pub(super) fn run(self) -> Result<()> {
+        log::start(self.log_format);
+        let demo = self.demo.then(Demo::create).transpose()?;
+        let mut deployment = match (&demo, &self.config) {
+            (Some(demo), _) => demo_deployment(demo)?,
+            (None, Some(file)) => load(file)?,
+            (None, None) => bail!("expected --config FILE or --demo, found neither"),
+        };
+        if let Some(bind) = self.bind {
+            deployment.server.bind = bind;
+            check_access(&deployment)?;
+        }
+        if demo.is_some() {
+            say("This is a demonstration: the member has random weights, and its answers mean nothing.");
+        }
+        actix::System::new().block_on(serve(deployment))
+    }
+}
+
+fn load(file: &Path) -> Result<Deployment> {
+    let (deployment, warnings) = Deployment::load(file)?;
+    for warning in warnings {
+        tracing::warn!("{warning}");
+    }
+    Ok(deployment)
+}
+
+/// The demo member under the name `demo`, and under the one that an unconfigured SDK asks for.
+fn demo_deployment(demo: &Demo) -> Result<Deployment> {
+    let text = format!(
+        "[server]\ndefault_model = \"demo\"\n[[member]]\nname = \"demo\"\npath = \"demo\"\nanchor = \"{}\"\n\
+         profile = \"fp32\"\ndevices = [\"cpu:*\"]\naliases = [\"jev-latest\"]\nrelease_date = \"2026-01-01\"\n\
+         description = \"A demonstration with random weights: its answers mean nothing.\"\n",
+        demo.anchor()
+    );
+    let (mut deployment, _) = Deployment::from_toml_with(&text, Path::new("demo"), |_| true)?;
+    demo.path().clone_into(&mut deployment.members[0].path);
+    Ok(deployment)
+}
+
+/// The deployment's own rule, for an address that it has not seen.
+fn check_access(deployment: &Deployment) -> Result<()> {
+    let server = &deployment.server;
+    if deployment.keys.is_empty() && !server.open && !server.bind.ip().is_loopback() {
+        bail!(
+            "--bind: expected a loopback address without keys, found {}; list a [[key]] or set server.open",
+            server.bind
+        );
+    }
+    Ok(())
+}
+
+/// Starts everything, serves until told to stop, and drains.
+async fn serve(deployment: Deployment) -> Result<()> {
+    let mut stop = Stop::listen()?;
+    let metrics = Arc::new(Metrics::new());
+    let seats = seats::seats(&deployment)?;
+    let (supervisor, roster) = Supervisor::start_all(seats, executors(&deployment), Arc::clone(&metrics));
+    let server = &deployment.server;
+    let service = web::Data::new(Service {
+        admission: Admission::start(admission(&deployment), roster.clone(), Arc::clone(&metrics)),
+        reporter: Reporter::new(Arc::clone(&metrics), roster.clone()).start(),
+        roster,
+        metrics,
+        keys: Keys::new(&deployment.keys),
+        bodies: Bodies::new(server.limits.max_body_bytes, server.request_timeout),
+    });
+
+    let surface = if server.admin.is_some() { Surface::Decisions } else { Surface::All };
+    let main = bind(&service, surface, server.bind, server.workers)?;
+    let admin =
+        server.admin.map(|address| bind(&service, Surface::Admin, address, NonZeroUsize::new(1))).transpose()?;
+    greet(main.address, admin.as_ref().map(|admin| admin.address), server.default_model.as_deref());
+
+    let handles: Vec<ServerHandle> =
+        std::iter::once(&main).chain(&admin).map(|listening| listening.server.handle()).collect();
+    let admin = admin.map(|admin| actix::spawn(admin.server));
+    let main = actix::spawn(main.server);
+    let main = match select(main, Box::pin(stop.recv())).await {
+        Either::Left((ended, _)) => return ended?.context("the server ended by itself"),
+        Either::Right(((), main)) => main,
+    };
+    drain(&supervisor, &service, &deployment, &mut stop).await;
+    for handle in handles {
+        handle.stop(true).await;
+    }
+    for server in std::iter::once(main).chain(admin) {
+        server.await?.context("the server did not end well")?;
+    }
+    tracing::info!("stopped");
+    Ok(())
+}
+
+fn executors(deployment: &Deployment) -> supervisor::Settings {
+    supervisor::Settings {
+        default_model: deployment.server.default_model.clone(),
+        max_requests: deployment.queue.max_requests,
+        batch_tokens: deployment.queue.batch_tokens,
+        backoff: Policy::default(),
+    }
+}
+
+fn admission(deployment: &Deployment) -> admission::Settings {
+    let limits = deployment.server.limits;
+    admission::Settings {
+        threads: thread::available_parallelism().map_or(1, NonZeroUsize::get),
+        max_body_bytes: limits.max_body_bytes,
+        max_depth: limits.max_json_depth,
+        limits: Limits { max_questions: limits.max_questions, max_question_id_chars: limits.max_question_id_chars },
+        max_requests: deployment.queue.max_requests,
+        max_tokens: deployment.queue.max_tokens,
+        request_timeout: deployment.server.request_timeout,
+    }
+}
+
+fn bind(
+    service: &web::Data<Service>,
+    surface: Surface,
+    address: SocketAddr,
+    workers: Option<NonZeroUsize>,
+) -> Result<Listening> {
+    listen(service, surface, address, workers).with_context(|| format!("{address}: cannot be bound"))
+}
+
+/// Refuses new work and waits for the old, as long as the deployment allows or until a second signal.
+async fn drain(supervisor: &Addr<Supervisor>, service: &Service, deployment: &Deployment, stop: &mut Stop) {
+    // The supervisor lives as long as the system that runs this.
+    let _ = supervisor.send(Drain).await;
+    let idle = tokio::time::timeout(deployment.server.drain, service.admission.gate().idle());
+    match select(Box::pin(idle), Box::pin(stop.recv())).await {
+        Either::Left((Ok(()), _)) => {}
+        Either::Left((Err(_), _)) => tracing::warn!("requests were still under way when drain_s was over"),
+        Either::Right(((), _)) => tracing::warn!("told a second time: requests under way are dropped"),
+    }
+}
+
+/// The signals that end the process.
+struct Stop {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Stop {
+    fn listen() -> Result<Self> {
+        let listen = |kind| signal(kind).context("signals cannot be listened to");
+        Ok(Stop { terminate: listen(SignalKind::terminate())?, interrupt: listen(SignalKind::interrupt())? })
+    }
+
+    async fn recv(&mut self) {
+        select(Box::pin(self.terminate.recv()), Box::pin(self.interrupt.recv())).await;
+    }
+}
+
+/// Says where the server is and how it is asked. The first line is for programs as much as for people.
+fn greet(address: SocketAddr, admin: Option<SocketAddr>, default_model: Option<&str>) {
+    say(&format!("listening on http://{address}"));
+    if let Some(admin) = admin {
+        say(&format!("health and metrics on http://{admin}"));
+    }
+    let model = default_model.map_or_else(|| "\"model\": \"NAME\", ".to_owned(), |_| String::new());
+    say(&format!(
+        "\n  curl -s http://{address}/v1/systemone -H 'content-type: application/json' -d \\\n  \
+         '{{{model}\"state\": \"I was charged twice!\", \"questions\": {{\"billing\": {{\"type\": \"noul\", \
+         \"instructions\": \"Is this about billing?\"}}}}}}'\n"
+    ));
+    for (method, route) in ROUTES {
+        say(&format!("  {method:<4} {route}"));
+    }
+}
+
+/// Prints a line. Whoever closed stdout does not want to read it.
+fn say(line: &str) {
+    let mut out = stdout().lock();
+    let _ = writeln!(out, "{line}").and_then(|()| out.flush());
+}
