@@ -1,0 +1,27 @@
+//! `synod-bench`: figures of this program on this machine.
+//!
+//! Every report begins with the machine that it was made on. Figures of different runs or machines are not comparable.
+
+mod machine;
+mod requests;
+
+use clap::{Parser, Subcommand};
+
+/// Measures Synod on this machine.
+#[derive(Parser)]
+#[command(name = "synod-bench", version, arg_required_else_help = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Requests(requests::Requests),
+}
+
+fn main() -> anyhow::Result<()> {
+    match Cli::parse().command {
+        Command::Requests(requests) => requests.run(),
+    }
+}

@@ -1,0 +1,91 @@
+//! `synod ask`: one request to a member on this machine, without a server.
+
+use std::fs;
+use std::io::{Read, Write, stdin, stdout};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, anyhow};
+use synod_kernels::cpu::CpuDevice;
+
+use super::local::{LocalMember, compute};
+use super::progress::Bar;
+use crate::admission::Refused;
+use crate::http::Problem;
+use crate::member::Anchor;
+use crate::wire::json;
+use crate::wire::request::{Limits, Request, Strictness};
+use crate::wire::response::write_decision;
+
+/// Where an anchor may stand that should not be on the command line.
+const ANCHOR_VARIABLE: &str = "SYNOD_ANCHOR";
+
+/// Answer one request with a member on this machine, without a server.
+///
+/// Writes the response to stdout. A request that a server would refuse is refused with the same body on stderr.
+#[derive(clap::Args)]
+pub(super) struct Ask {
+    /// Folder of the member's package; without it, a small member with random weights answers
+    #[arg(long, value_name = "PATH")]
+    member: Option<PathBuf>,
+    // As text: backticks, which documentation would need, have no place in a help page.
+    #[arg(
+        long,
+        value_name = "ANCHOR",
+        requires = "member",
+        help = "sha256:HEX of the package's MODEL_MANIFEST.json, unless it is a released member [env: SYNOD_ANCHOR]"
+    )]
+    anchor: Option<Anchor>,
+    /// Let every question succeed or fail by itself, as POST /v1/decisions does
+    #[arg(long)]
+    decisions: bool,
+    /// The request's JSON: a file, or - for stdin
+    #[arg(value_name = "REQUEST.json")]
+    request: PathBuf,
+}
+
+impl Ask {
+    pub(super) fn run(self) -> Result<()> {
+        let member = match &self.member {
+            Some(path) => LocalMember::open(path, self.anchor.map_or_else(anchor_from_environment, |a| Ok(Some(a)))?)?,
+            None => LocalMember::demo()?,
+        };
+        let response = answer(&member, &read_body(&self.request)?, self.strictness())?;
+        writeln!(stdout(), "{response}").context("stdout")
+    }
+
+    fn strictness(&self) -> Strictness {
+        if self.decisions { Strictness::PerQuestion } else { Strictness::AllOrNothing }
+    }
+}
+
+fn anchor_from_environment() -> Result<Option<Anchor>> {
+    let Some(anchor) = std::env::var_os(ANCHOR_VARIABLE) else { return Ok(None) };
+    let anchor = anchor.to_str().unwrap_or_default().parse().context(ANCHOR_VARIABLE)?;
+    Ok(Some(anchor))
+}
+
+fn read_body(path: &Path) -> Result<Vec<u8>> {
+    let mut body = Vec::new();
+    if path == Path::new("-") {
+        stdin().read_to_end(&mut body).context("stdin")?;
+        return Ok(body);
+    }
+    fs::read(path).with_context(|| path.display().to_string())
+}
+
+/// The response. The request is read before the weights are loaded, so that a bad one is refused at once. Its `model`
+/// is not looked at: there is only this one.
+fn answer(member: &LocalMember, body: &[u8], strictness: Strictness) -> Result<String> {
+    let body = json::parse(body).map_err(refusal)?;
+    let request = Request::read(body, &Limits::default()).map_err(|details| refusal(Refused::Invalid(details)))?;
+    let rendered = member.family().render(&request.state, &request.questions, strictness).map_err(refusal)?;
+    let mut model = member.load(&CpuDevice::available_cores()?, &Bar::new("loading"))?;
+    let logits = compute(&mut model, &rendered)?;
+    let decision = rendered.pending.finish(&logits).map_err(refusal)?;
+    Ok(write_decision(member.package().model_name(), &decision))
+}
+
+/// The body that a server would send.
+fn refusal(refused: impl Into<Refused>) -> anyhow::Error {
+    anyhow!(Problem::from(refused.into()).body())
+}

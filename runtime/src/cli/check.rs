@@ -1,0 +1,93 @@
+//! `synod check`: everything about a deployment that can be known without loading weights.
+
+use std::fmt::Write as _;
+use std::io::{Write as _, stdout};
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, bail};
+use synod_config::{Deployment, Member};
+
+use super::{local, one_line};
+use crate::member::{Anchor, Digest, Package, Trust};
+use crate::model::qwen3_5::config::TensorSpec;
+
+/// Check a deployment file and the packages that it names, without loading weights.
+///
+/// Reads and verifies every file of a package but the bytes of its weights, whose headers are checked against the
+/// config. Devices are not looked for: a deployment may be checked on another machine.
+#[derive(clap::Args)]
+pub(super) struct Check {
+    /// The deployment file
+    #[arg(long, value_name = "FILE")]
+    config: PathBuf,
+}
+
+/// The columns of the report.
+const HEADER: [&str; 7] = ["member", "model", "profile", "devices", "parameters", "max tokens", "trusted by"];
+
+impl Check {
+    pub(super) fn run(self) -> Result<()> {
+        let (deployment, warnings) = Deployment::load(&self.config)?;
+        for warning in warnings {
+            eprintln!("{warning}");
+        }
+        let mut rows = vec![HEADER.map(str::to_owned)];
+        let mut problems = Vec::new();
+        for member in &deployment.members {
+            match inspect(member) {
+                Ok(row) => rows.push(row),
+                Err(error) => problems.push(format!("{}: {}", member.name, one_line(&error))),
+            }
+        }
+        if !problems.is_empty() {
+            bail!(problems.join("\n"));
+        }
+        stdout().write_all(table(&rows).as_bytes()).context("stdout")
+    }
+}
+
+/// Opens a member's package and reads its tokenizer and calibration; a row of the report.
+fn inspect(member: &Member) -> Result<[String; HEADER.len()]> {
+    let trust = member.anchor.map_or(Trust::Released, |anchor| Trust::Anchored(Anchor(Digest::from(anchor.0))));
+    let package = Package::open(&member.path, trust).with_context(|| member.path.display().to_string())?;
+    local::vela(&package, member.noul_calibration).with_context(|| member.path.display().to_string())?;
+    let config = package.config();
+    let broad = if package.has_broad_head() { config.broad_inventory() } else { Vec::new() };
+    let parameters: usize = config.inventory().iter().chain(&broad).map(TensorSpec::elements).sum();
+    Ok([
+        member.name.clone(),
+        package.model_name().to_owned(),
+        member.profile.name().to_owned(),
+        member.placements.iter().map(ToString::to_string).collect::<Vec<_>>().join(" "),
+        parameters.to_string(),
+        config.max_length.to_string(),
+        if member.anchor.is_some() { "its anchor" } else { "its release" }.to_owned(),
+    ])
+}
+
+/// Columns as wide as their widest cell, two spaces apart.
+fn table<const N: usize>(rows: &[[String; N]]) -> String {
+    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or_default();
+    let widths: [usize; N] = std::array::from_fn(width);
+    let mut text = String::new();
+    for row in rows {
+        let mut line = String::new();
+        for (cell, width) in row.iter().zip(widths) {
+            write!(line, "{cell:width$}  ").expect("writing to a string cannot fail");
+        }
+        text.push_str(line.trim_end());
+        text.push('\n');
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_are_aligned_by_characters() {
+        let rows = [["a", "bb"], ["ééé", ""], ["c", "d"]].map(|row| row.map(str::to_owned));
+        assert_eq!(table(&rows), "a    bb\nééé\nc    d\n");
+    }
+}

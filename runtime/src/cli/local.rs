@@ -1,0 +1,109 @@
+//! A member in this process, without a server: what `ask` and the benchmarks answer with.
+//!
+//! The same package, family and forward as behind HTTP, one request at a time. Absent on purpose: queues, deadlines and
+//! limits on time; whoever runs a command can stop it.
+
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use synod_kernels::cpu::CpuDevice;
+
+use crate::family::vela::layout::LayoutParameters;
+use crate::family::vela::{Vela, VelaError, VelaFiles};
+use crate::family::{Family, Logits, Rendered, Tree};
+use crate::member::demo::Demo;
+use crate::member::{Anchor, Package, Progress, Trust};
+use crate::model::{Forward, Model};
+
+/// A verified package and how it reads requests; its weights are not loaded yet.
+pub struct LocalMember {
+    source: Source,
+    family: Vela,
+}
+
+enum Source {
+    Given(Box<Package>),
+    /// Keeps its folder until it is dropped.
+    Demo(Box<Demo>),
+}
+
+impl LocalMember {
+    /// Opens the package in a folder. Without an anchor it must be a released member.
+    ///
+    /// # Errors
+    /// A package that is not what it should be, named with its path.
+    pub fn open(path: &Path, anchor: Option<Anchor>) -> Result<Self> {
+        let trust = anchor.map_or(Trust::Released, Trust::Anchored);
+        let package = Package::open(path, trust).with_context(|| path.display().to_string())?;
+        Self::of(Source::Given(Box::new(package)))
+    }
+
+    /// Makes the demo member: random weights, gone when this is dropped.
+    ///
+    /// # Errors
+    /// No room for temporary files.
+    pub fn demo() -> Result<Self> {
+        Self::of(Source::Demo(Box::new(Demo::create()?)))
+    }
+
+    fn of(source: Source) -> Result<Self> {
+        let family = vela(source.package(), false)?;
+        Ok(Self { source, family })
+    }
+
+    /// The package.
+    pub fn package(&self) -> &Package {
+        self.source.package()
+    }
+
+    /// The member's reading half.
+    pub fn family(&self) -> &dyn Family {
+        &self.family
+    }
+
+    /// Loads the weights, which verifies their bytes, for the given cores.
+    ///
+    /// # Errors
+    /// Weights that are not what the manifest says, or cores that this process may not use.
+    pub fn load(&self, cores: &[usize], progress: &dyn Progress) -> Result<Model<CpuDevice>> {
+        Ok(Model::load(CpuDevice::new(cores)?, self.package(), progress)?)
+    }
+}
+
+impl Source {
+    fn package(&self) -> &Package {
+        match self {
+            Source::Given(package) => package,
+            Source::Demo(demo) => demo.package(),
+        }
+    }
+}
+
+/// The reading half of a Vela member. `noul_calibration` enables that calibration, which the package can do, too.
+///
+/// # Errors
+/// A tokenizer or calibration that cannot be read, or files that do not go together.
+pub fn vela(package: &Package, noul_calibration: bool) -> Result<Vela, VelaError> {
+    let config = package.config();
+    let layout = LayoutParameters {
+        max_length: config.max_length,
+        hybrid_rmax: config.span_layout.hybrid_rmax,
+        window: config.span_layout.window,
+        stride: config.span_layout.stride,
+    };
+    Vela::new(VelaFiles {
+        tokenizer: package.tokenizer(),
+        calibration: package.calibration(),
+        layout,
+        has_broad: package.has_broad_head(),
+        noul_calibration,
+    })
+}
+
+/// The logits of a request's plan.
+///
+/// # Errors
+/// As [`Forward::forward`].
+pub fn compute(model: &mut impl Forward, rendered: &Rendered) -> Result<Vec<Vec<Logits>>> {
+    Ok(model.forward(&rendered.plan.trees.iter().collect::<Vec<&Tree>>())?)
+}
