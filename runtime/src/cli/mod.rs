@@ -7,6 +7,7 @@ mod ask;
 mod check;
 pub mod local;
 pub mod progress;
+mod serve;
 mod synth;
 
 use std::process::ExitCode;
@@ -23,6 +24,7 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    Serve(serve::Serve),
     Ask(ask::Ask),
     Check(check::Check),
     Synth(synth::Synth),
@@ -31,6 +33,7 @@ enum Command {
 /// Runs the command that the arguments name.
 pub fn main() -> ExitCode {
     let result = match Cli::parse().command {
+        Command::Serve(serve) => serve.run(),
         Command::Ask(ask) => ask.run(),
         Command::Check(check) => check.run(),
         Command::Synth(synth) => synth.run(),
