@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 use self::calibration::{Calibration, CalibrationError};
 use self::finish::{Asked, Failure, Unanswered};
-use self::layout::{Layout, LayoutError, LayoutParameters, SharedPieces, TokenPart};
+use self::layout::{LayoutError, LayoutParameters, Layouter, TokenPart};
 use self::questions::{Kind, Problem, Question, read_questions};
 use self::state::{State, StateProblem, read_state};
 use self::tokens::{Tokenizer, TokenizerError};
@@ -30,9 +30,8 @@ use crate::wire::response::{Detail, Loc, Refusal};
 /// A Vela member's reading and answering: its tokenizer, calibration and limits.
 pub struct Vela {
     tokenizer: Tokenizer,
-    shared: SharedPieces,
+    layouter: Layouter,
     calibration: Arc<Calibration>,
-    layout: LayoutParameters,
     has_broad: bool,
     noul_calibration: bool,
 }
@@ -86,8 +85,8 @@ impl Vela {
             return Err(VelaError::NoBroadCalibration);
         }
         let tokenizer = Tokenizer::from_bytes(files.tokenizer)?;
-        let shared = SharedPieces::new(&tokenizer)?;
-        Ok(Vela { tokenizer, shared, calibration: Arc::new(calibration), layout, has_broad, noul_calibration })
+        let layouter = Layouter::new(&tokenizer, layout)?;
+        Ok(Vela { tokenizer, layouter, calibration: Arc::new(calibration), has_broad, noul_calibration })
     }
 
     /// [`Family::render`], with what is pending still open to view.
@@ -100,7 +99,7 @@ impl Vela {
         let state = read_state(state).map_err(|problem| Refusal::Invalid(vec![state_detail(problem)]))?;
         let Understood { mut asked, questions } = self.understand(&state, questions, strictness)?;
         let parts = self.token_parts(&state, &questions).map_err(LayoutError::from)?;
-        let layout = Layout::of(&self.tokenizer, &self.shared, self.layout, &parts, &questions, strictness)?;
+        let layout = self.layouter.lay_out(&self.tokenizer, &parts, &questions, strictness)?;
         mark_too_long(&mut asked, &questions, &layout.too_long);
         let input_tokens = layout.tokens();
         let (plan, reads) = layout.into_plan(&questions);
@@ -168,7 +167,7 @@ impl Family for Vela {
     }
 
     fn max_length_tokens(&self) -> usize {
-        self.layout.max_length
+        self.layouter.parameters().max_length
     }
 }
 

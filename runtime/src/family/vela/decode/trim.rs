@@ -16,7 +16,7 @@ pub(super) fn trim(chars: &[char], range: CharRange) -> CharRange {
     }
     if start < end && starts_like_url(&chars[start..]) {
         end = (start..end).find(|&i| is_cjk(chars[i])).unwrap_or(end);
-        while start < end && (is_edge(chars[end - 1]) || ".,;:!?)".contains(chars[end - 1])) {
+        while start < end && (is_edge(chars[end - 1]) || ".,;:!?".contains(chars[end - 1])) {
             end -= 1;
         }
     }

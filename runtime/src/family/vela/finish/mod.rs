@@ -100,6 +100,12 @@ impl Failure {
 }
 
 impl Unanswered {
+    /// Index of the part that a span reads.
+    pub(super) fn part_of(&self, question: &Question) -> usize {
+        let role = question.roles[0];
+        self.parts.iter().position(|part| part.role == role).expect("a question reads parts that exist")
+    }
+
     /// A question's logits, if all of them are finite and as many as were planned.
     pub(super) fn readings<'a>(&'a self, question: usize, logits: &'a [Vec<Logits>]) -> Option<Vec<Reading<'a>>> {
         let asked = &self.questions[question];
@@ -208,12 +214,5 @@ impl<'a> Finish<'a> {
             self.decision.span_heads.push((id(), question.head.name()));
         }
         self.decision.thresholds.push((id(), answered.threshold));
-    }
-}
-
-impl Unanswered {
-    pub(super) fn part_of(&self, question: &Question) -> usize {
-        let role = question.roles[0];
-        self.parts.iter().position(|part| part.role == role).expect("a question reads parts that exist")
     }
 }

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use super::pieces::{QuestionPieces, SharedPieces};
 use super::truncate::Numbers;
-use super::{LaidBlock, LaidTree, LayoutParameters, MAX_REQUEST_TOKENS, TokenPart, TooLong, TooLongReason};
+use super::{LaidBlock, LaidTree, LayoutParameters, Layouter, MAX_REQUEST_TOKENS, TokenPart, TooLong, TooLongReason};
 use crate::family::TokenRange;
 use crate::family::vela::questions::{Kind, Question};
 use crate::family::vela::tokens::{Ids, Tokenizer, TokenizerError};
@@ -55,11 +55,11 @@ struct Target {
 impl<'a> Builder<'a> {
     pub(super) fn new(
         tokenizer: &Tokenizer,
-        shared: &'a SharedPieces,
-        parameters: LayoutParameters,
+        layouter: &'a Layouter,
         parts: &'a [TokenPart],
         questions: &'a [Question],
     ) -> Result<Self, TokenizerError> {
+        let Layouter { parameters, ref shared } = *layouter;
         let pieces = questions
             .iter()
             .map(|question| QuestionPieces::new(tokenizer, shared, question))

@@ -12,7 +12,7 @@ mod truncate;
 use std::fmt;
 
 use self::build::{Builder, Row};
-pub use self::pieces::SharedPieces;
+use self::pieces::SharedPieces;
 pub use self::plan::Read;
 pub use self::truncate::Numbers;
 use super::questions::{Kind, Question};
@@ -37,6 +37,12 @@ pub struct LayoutParameters {
     pub window: usize,
     /// At least 1.
     pub stride: usize,
+}
+
+/// What lays a member's requests out: its limits, and the pieces that all requests have.
+pub struct Layouter {
+    parameters: LayoutParameters,
+    shared: SharedPieces,
 }
 
 /// A part of the state in tokens.
@@ -141,7 +147,20 @@ impl TokenPart {
     }
 }
 
-impl Layout {
+impl Layouter {
+    /// Tokenises the shared pieces.
+    ///
+    /// # Errors
+    /// [`TokenizerError::Encode`].
+    pub fn new(tokenizer: &Tokenizer, parameters: LayoutParameters) -> Result<Self, TokenizerError> {
+        Ok(Layouter { parameters, shared: SharedPieces::new(tokenizer)? })
+    }
+
+    /// The limits.
+    pub fn parameters(&self) -> LayoutParameters {
+        self.parameters
+    }
+
     /// Lays a request out. `questions` read only parts that exist.
     ///
     /// All-or-nothing, the first row or window that does not fit refuses the request; else its questions are sorted
@@ -149,15 +168,14 @@ impl Layout {
     ///
     /// # Errors
     /// [`LayoutError::Tokenizer`] in both cases, [`LayoutError::TooLong`] when all-or-nothing.
-    pub fn of(
+    pub fn lay_out(
+        &self,
         tokenizer: &Tokenizer,
-        shared: &SharedPieces,
-        parameters: LayoutParameters,
         parts: &[TokenPart],
         questions: &[Question],
         strictness: Strictness,
     ) -> Result<Layout, LayoutError> {
-        let mut builder = Builder::new(tokenizer, shared, parameters, parts, questions)?;
+        let mut builder = Builder::new(tokenizer, self, parts, questions)?;
         let mut layout = Layout::default();
         for row in split_rows(questions) {
             match strictness {
@@ -172,7 +190,9 @@ impl Layout {
         layout.too_long.sort_unstable();
         Ok(layout)
     }
+}
 
+impl Layout {
     /// Tokens of all trees, replaced blocks included: `usage.input_tokens`.
     pub fn tokens(&self) -> usize {
         self.trees.iter().map(LaidTree::tokens).sum()
@@ -220,6 +240,3 @@ fn fitting(builder: &mut Builder<'_>, mut row: Row) -> (Vec<LaidTree>, Vec<usize
     }
     (Vec::new(), too_long)
 }
-
-#[cfg(test)]
-mod tests;

@@ -15,7 +15,7 @@ const MARK: &str = "\n\nMark every span of the target text that carries one of t
 const ABSTAIN: (&str, &str) = ("[ABS]", "None of the shown options applies.");
 
 /// The pieces that every request of a member has, tokenised once.
-pub struct SharedPieces {
+pub(super) struct SharedPieces {
     pub(super) context: Ids,
     pub(super) close: Ids,
     /// The head of a span's repeat.
@@ -41,7 +41,7 @@ impl SharedPieces {
     ///
     /// # Errors
     /// [`TokenizerError::Encode`].
-    pub fn new(tokenizer: &Tokenizer) -> Result<Self, TokenizerError> {
+    pub(super) fn new(tokenizer: &Tokenizer) -> Result<Self, TokenizerError> {
         let piece = |text: &str| tokenizer.encode_piece(text);
         let open = |role: Role| Ok((role, piece(&format!("<segment role=\"{}\">\n", role.name()))?));
         Ok(SharedPieces {

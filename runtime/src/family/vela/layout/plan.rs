@@ -37,8 +37,7 @@ impl Layout {
                     is_window: laid.window.is_some(),
                     rows,
                 });
-                let readout = readout(question, &block);
-                tree.blocks.push(Block { ids: block.ids, readout });
+                tree.blocks.push(planned(question, block));
             }
             if !tree.blocks.is_empty() {
                 plan.trees.push(tree);
@@ -48,12 +47,15 @@ impl Layout {
     }
 }
 
-fn readout(question: &Question, block: &LaidBlock) -> Readout {
-    if question.kind == Kind::Span {
-        let labels = block.pieces.iter().map(|piece| piece.start as u32..piece.end as u32).collect();
-        return Readout::Spans { head: question.head, words: block.words.clone(), labels };
-    }
-    // No piece is empty: each has its tags.
-    let options = block.pieces.iter().map(|piece| piece.end as u32 - 1).collect();
-    Readout::Candidates { options, query: block.ids.len() as u32 - 1, set_bias: question.kind == Kind::Set }
+fn planned(question: &Question, block: LaidBlock) -> Block {
+    let LaidBlock { ids, pieces, words, .. } = block;
+    let readout = if question.kind == Kind::Span {
+        let labels = pieces.iter().map(|piece| piece.start as u32..piece.end as u32).collect();
+        Readout::Spans { head: question.head, words, labels }
+    } else {
+        // No piece is empty: each has its tags.
+        let options = pieces.iter().map(|piece| piece.end as u32 - 1).collect();
+        Readout::Candidates { options, query: ids.len() as u32 - 1, set_bias: question.kind == Kind::Set }
+    };
+    Block { ids, readout }
 }

@@ -86,7 +86,7 @@ fn spans_are_decoded_as_recorded() {
         for (index, question) in pending.questions.iter().enumerate() {
             let info = &recorded[&question.id];
             let name = format!("{}: {}", case.name, question.id);
-            assert_eq!(temperature(&pending.calibration, question), info["temperature"].as_f64().unwrap(), "{name}");
+            assert_eq!(Some(temperature(&pending.calibration, question)), info["temperature"].as_f64(), "{name}");
             if question.kind != Kind::Span {
                 continue;
             }
@@ -106,10 +106,26 @@ fn spans_are_decoded_as_recorded() {
     assert!(compared > 100, "{compared}");
 }
 
+/// The switch of the deployment reaches the answer, and nothing but nouls.
+#[test]
+fn the_deployment_can_enable_the_noul_calibration() {
+    let mut case = named_case("vela/tiny-08b/golden.json");
+    Arc::get_mut(&mut case.vela).unwrap().noul_calibration = true;
+    let (plan, pending) = case.vela.lay_out(&case.state, &case.questions, Strictness::AllOrNothing).unwrap();
+    let logits = recorded_logits(&case, &plan, &pending);
+    let decision = Box::new(pending).finish(&logits).unwrap();
+    let found: Json = serde_json::from_str(&write_decision("fixtures/tiny-08b", &decision)).unwrap();
+    let mut expected = case.recorded["response"].clone();
+    // In Python, with T = 1.4 and b = -0.2: 1 / (1 + exp(-((log(p) - log1p(-p)) / T + b))).
+    expected["answers"]["jailbreak"]["noul"] = 0.208_686_543_244_255_73.into();
+    check_close(&found, &expected, &case.name);
+}
+
 #[test]
 fn logits_that_are_not_numbers_or_not_as_planned_fail() {
     let case = named_case("vela/tiny-08b/golden.json");
-    let spoil: [(&str, fn(&mut Vec<Vec<Logits>>)); 6] = [
+    type Spoil = fn(&mut Vec<Vec<Logits>>);
+    let spoil: [(&str, Spoil); 6] = [
         ("urgency", |logits| logits[0][2].values[1] = f32::NAN),
         ("pii", |logits| logits[0][4].values[7] = f32::INFINITY),
         ("halu", |logits| logits[1][0].values.truncate(3)),

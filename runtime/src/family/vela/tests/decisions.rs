@@ -30,7 +30,7 @@ fn what_is_valid_and_fits_is_answered_alike_in_both_modes() {
 #[test]
 fn invalid_questions_stand_in_their_place_and_change_nothing_else() {
     let case = named_case("vela/tiny-08b/golden.json");
-    let invalid = asking(json!({
+    let invalid = asking(&json!({
         "first span": {"type": "span", "instructions": "?", "criteria": {"a": null}, "threshold": 2},
         "choice": {"type": "choice", "instructions": "?", "criteria": {"a": null}},
         "odd type": {"type": ["span"], "instructions": "?"},
@@ -74,7 +74,7 @@ fn every_recorded_invalid_question_fails_by_itself() {
 #[test]
 fn a_request_of_failures_only_takes_no_tokens() {
     let case = named_case("vela/tiny-08b/golden.json");
-    let questions = asking(json!({"a": null, "b": {"type": "span"}}));
+    let questions = asking(&json!({"a": null, "b": {"type": "span"}}));
     let rendered = case.vela.render(&case.state, &questions, Strictness::PerQuestion).unwrap();
     assert!(rendered.plan.trees.is_empty());
     let decision = rendered.pending.finish(&[]).unwrap();
@@ -94,7 +94,7 @@ fn an_invalid_state_refuses_both_modes() {
 #[test]
 fn a_question_that_does_not_fit_alone_leaves_the_others_of_its_row() {
     let vela = vela("vela", "tiny-short");
-    let mut questions = asking(json!({
+    let mut questions = asking(&json!({
         "small": {"type": "noul", "instructions": "Small?"},
         "big": choice_of(40),
         "pii": {"preset": "pii", "over": "context"},
@@ -122,7 +122,7 @@ fn where_no_single_question_is_to_blame_all_of_the_row_go() {
     let vela = vela("vela", "tiny-short");
     let state = value(&json!("Hello Tom."));
     let options = most_options(&vela, &state);
-    let mut questions = asking(json!({"a": choice_of(options), "b": choice_of(options),
+    let mut questions = asking(&json!({"a": choice_of(options), "b": choice_of(options),
         "mark": {"type": "span", "instructions": "Mark.", "criteria": {"a": null}},
         "again": {"type": "span", "instructions": "Mark.", "criteria": {"b": null}}}));
     for (id, _) in &questions {
@@ -143,7 +143,7 @@ fn after_one_is_blamed_the_rest_may_still_be_too_long() {
     let vela = vela("vela", "tiny-short");
     let state = value(&json!("Hello Tom."));
     let options = most_options(&vela, &state);
-    let questions = asking(json!({"a": choice_of(options), "huge": choice_of(options + 1), "b": choice_of(options)}));
+    let questions = asking(&json!({"a": choice_of(options), "huge": choice_of(options + 1), "b": choice_of(options)}));
     let decision = decide(&vela, &state, &questions, Strictness::PerQuestion);
     assert_eq!(failed_ids(&decision), ["a", "huge", "b"]);
     assert_eq!(decision.input_tokens, 0);
@@ -166,7 +166,7 @@ fn a_span_whose_window_does_not_fit_goes_alone() {
         let questions: Vec<Question> = read.into_iter().map(Result::unwrap).collect();
         let parts = vela.token_parts(&state, &questions).unwrap();
         let strict = Strictness::AllOrNothing;
-        let layout = Layout::of(&vela.tokenizer, &vela.shared, vela.layout, &parts, &questions, strict);
+        let layout = vela.layouter.lay_out(&vela.tokenizer, &parts, &questions, strict);
         matches!(layout, Err(LayoutError::TooLong(problem)) if problem.window.is_some())
     };
     let labels = (1..60).find(window_fails).unwrap();
@@ -209,7 +209,7 @@ fn output_that_is_no_number_fails_its_own_question() {
 #[test]
 fn two_sets_that_name_one_answer_share_it() {
     let vela = vela("vela", "tiny-08b");
-    let questions = asking(json!({
+    let questions = asking(&json!({
         "a": {"type": "set", "instructions": "?", "criteria": {"b.c": null, "x": null}},
         "a.b": {"type": "set", "instructions": "?", "criteria": {"c": null}}
     }));
@@ -235,7 +235,7 @@ fn model(plan: &Plan) -> Vec<Vec<Logits>> {
     })
 }
 
-fn asking(questions: Json) -> Asking {
+fn asking(questions: &Json) -> Asking {
     request_questions(&value(&json!({"questions": questions})))
 }
 
@@ -251,7 +251,7 @@ fn choice_of(options: usize) -> Json {
 /// How many options a choice may have and still fit.
 fn most_options(vela: &Vela, state: &Value) -> usize {
     let fits = |&options: &usize| {
-        let question = asking(json!({"a": choice_of(options)}));
+        let question = asking(&json!({"a": choice_of(options)}));
         vela.render(state, &question, Strictness::AllOrNothing).is_ok()
     };
     (2..256).take_while(fits).last().unwrap()

@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::*;
-use crate::family::vela::layout::{LaidBlock, LaidTree, Numbers, TooLongReason};
+use crate::family::vela::layout::{LaidBlock, LaidTree, Layout, Numbers, TooLongReason};
 use crate::family::vela::state::Role;
 
 #[test]
@@ -135,7 +135,7 @@ fn laid_out(case: &Case) -> (Vec<TokenPart>, Vec<Question>, Result<Layout, Layou
         .collect();
     let parts = vela.token_parts(&state, &questions).unwrap();
     let strictness = Strictness::AllOrNothing;
-    let layout = Layout::of(&vela.tokenizer, &vela.shared, vela.layout, &parts, &questions, strictness);
+    let layout = vela.layouter.lay_out(&vela.tokenizer, &parts, &questions, strictness);
     (parts, questions, layout)
 }
 
