@@ -216,7 +216,7 @@ fn greet(address: SocketAddr, admin: Option<SocketAddr>, default_model: Option<&
          \"instructions\": \"Is this about billing?\"}}}}}}'\n"
     ));
     for (method, route) in ROUTES {
-        say(&format!("  {method:<4} {route}"));
+        say(&format!("  {method} {route}"));
     }
 }
 
