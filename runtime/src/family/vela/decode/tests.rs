@@ -53,7 +53,7 @@ fn comparisons_are_those_of_float32() {
 
 #[test]
 fn inside_a_unit_votes_are_taken_and_gaps_filled() {
-    // "a@b.c" is one unit of five words or fewer; here `tom`, `.`, `baker` of one run of unit characters.
+    // `tom`, `.` and `baker` are three words of one unit.
     let mean = |values: &[f32]| values.iter().sum::<f32>() / values.len() as f32;
     check("tom.baker", &[&[0.9], &[0.1], &[0.9]], 0.5, &[(0, "tom.baker", mean(&[0.9, 0.1, 0.9]))]);
     check("tom.baker", &[&[0.6, 0.1], &[0.1, 0.9], &[0.7, 0.1]], 0.5, &[(0, "tom.baker", mean(&[0.6, 0.1, 0.7]))]);

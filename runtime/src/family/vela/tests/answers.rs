@@ -10,6 +10,9 @@ use crate::wire::response::{Answer, write_decision, write_details};
 /// vela.md §9: what a recorded response may differ by where the platform's `exp` does.
 const TOLERANCE: f64 = 1.5e-6;
 
+/// One way to return bad logits.
+type Spoil = fn(&mut Vec<Vec<Logits>>);
+
 #[test]
 fn responses_equal_the_recorded_ones() {
     let (mut compared, mut equal) = (0, 0);
@@ -124,7 +127,6 @@ fn the_deployment_can_enable_the_noul_calibration() {
 #[test]
 fn logits_that_are_not_numbers_or_not_as_planned_fail() {
     let case = named_case("vela/tiny-08b/golden.json");
-    type Spoil = fn(&mut Vec<Vec<Logits>>);
     let spoil: [(&str, Spoil); 6] = [
         ("urgency", |logits| logits[0][2].values[1] = f32::NAN),
         ("pii", |logits| logits[0][4].values[7] = f32::INFINITY),

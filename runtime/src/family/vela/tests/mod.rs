@@ -124,3 +124,27 @@ fn logits_of(plan: &Plan, mut fill: impl FnMut(usize, usize, usize) -> f32) -> V
         })
         .collect()
 }
+
+/// What cannot serve is refused when it is loaded, not when it is asked.
+#[test]
+fn files_that_do_not_go_together_are_refused() {
+    let read = |name: &str| fs::read(Path::new(FIXTURES).join("members").join(name)).unwrap();
+    let (tokenizer, calibration) = (read("tiny-router/tokenizer.json"), read("tiny-router/calibration.json"));
+    let layout = LayoutParameters { max_length: 4_096, hybrid_rmax: 96, window: 80, stride: 64 };
+    let files = VelaFiles {
+        tokenizer: &tokenizer,
+        calibration: &calibration,
+        layout,
+        has_broad: false,
+        noul_calibration: false,
+    };
+    let error = |files: VelaFiles<'_>| Vela::new(files).err();
+    assert_eq!(error(files), None);
+    assert_eq!(error(VelaFiles { has_broad: true, ..files }), Some(VelaError::NoBroadCalibration));
+    let no_stride = LayoutParameters { stride: 0, ..layout };
+    assert_eq!(error(VelaFiles { layout: no_stride, ..files }), Some(VelaError::ZeroLayout { key: "stride" }));
+    let no_window = LayoutParameters { window: 0, ..layout };
+    assert_eq!(error(VelaFiles { layout: no_window, ..files }), Some(VelaError::ZeroLayout { key: "window" }));
+    assert!(matches!(error(VelaFiles { tokenizer: b"{}", ..files }), Some(VelaError::Tokenizer(_))));
+    assert!(matches!(error(VelaFiles { calibration: b"[]", ..files }), Some(VelaError::Calibration(_))));
+}
