@@ -25,10 +25,11 @@ fn fixtures(path: &str) -> PathBuf {
     PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures")).join(path)
 }
 
-/// The CPU with `threads` threads, or as many as there are cores.
+/// The CPU with exactly `threads` threads, which share cores where there are fewer.
 fn cpu(threads: usize) -> CpuDevice {
     let cores = CpuDevice::available_cores().unwrap();
-    CpuDevice::new(&cores[..threads.min(cores.len())]).unwrap()
+    let cores: Vec<usize> = cores.into_iter().cycle().take(threads).collect();
+    CpuDevice::new(&cores).unwrap()
 }
 
 /// A fixture member on `device`.

@@ -29,9 +29,8 @@ fn random_ids(random: &mut Random, len: usize) -> Vec<u32> {
 
 fn random_readout(random: &mut Random, len: usize) -> Readout {
     let len = len as u32;
-    let positions = |random: &mut Random, most: u32| -> Vec<u32> {
-        (0..=random.below(most)).map(|_| random.below(len)).collect()
-    };
+    let positions =
+        |random: &mut Random, most: u32| -> Vec<u32> { (0..=random.below(most)).map(|_| random.below(len)).collect() };
     match random.below(3) {
         0 => Readout::Candidates {
             options: positions(random, 9),

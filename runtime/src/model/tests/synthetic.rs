@@ -4,6 +4,7 @@
 //! What takes more than a few seconds runs only where `SYNOD_FULL` is `1`, and says so otherwise.
 
 use std::env;
+use std::io::{self, Write};
 
 use super::cpu;
 use super::recorded::check_cases;
@@ -24,12 +25,13 @@ fn check(shape: Shape, layers: usize, folder: &str, cases: &[&str]) {
     check_cases(&mut model, &format!("synth/{folder}"), Some(cases));
 }
 
+/// Whether everything is to run. Says so if not, past the capture that would hide it in a test that passes.
 fn is_full(name: &str) -> bool {
-    let full = env::var_os("SYNOD_FULL").is_some_and(|value| value == "1");
-    if !full {
-        eprintln!("{name}: skipped, SYNOD_FULL is not 1");
+    let is_full = env::var_os("SYNOD_FULL").is_some_and(|value| value == "1");
+    if !is_full {
+        writeln!(io::stderr(), "model::tests::synthetic::{name}: skipped, SYNOD_FULL is not 1").unwrap();
     }
-    full
+    is_full
 }
 
 #[test]
