@@ -18,6 +18,7 @@ use actix::{Actor, Addr};
 use actix_web::dev::ServerHandle;
 use actix_web::web;
 use anyhow::{Context, Result, bail};
+use clap::ArgGroup;
 use futures_util::future::{Either, select};
 use synod_config::Deployment;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -34,9 +35,10 @@ use log::LogFormat;
 ///
 /// The address is printed as soon as it takes requests; `GET /health/ready` tells when the members are loaded.
 #[derive(clap::Args)]
+#[command(group(ArgGroup::new("deployment").required(true).args(["config", "demo"])))]
 pub(super) struct Serve {
     /// The deployment file
-    #[arg(long, value_name = "FILE", conflicts_with = "demo", required_unless_present = "demo")]
+    #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// Serve a small member with random weights instead: for trying the interface, its answers mean nothing
     #[arg(long)]
@@ -122,7 +124,7 @@ async fn serve(deployment: Deployment) -> Result<()> {
     let main = bind(&service, surface, server.bind, server.workers)?;
     let admin =
         server.admin.map(|address| bind(&service, Surface::Admin, address, NonZeroUsize::new(1))).transpose()?;
-    greet(main.address, admin.as_ref().map(|admin| admin.address), server.default_model.as_deref());
+    greet(main.address, admin.as_ref().map(|admin| admin.address), &deployment);
 
     let handles: Vec<ServerHandle> =
         std::iter::once(&main).chain(&admin).map(|listening| listening.server.handle()).collect();
@@ -204,12 +206,15 @@ impl Stop {
 }
 
 /// Says where the server is and how it is asked. The first line is for programs as much as for people.
-fn greet(address: SocketAddr, admin: Option<SocketAddr>, default_model: Option<&str>) {
+fn greet(address: SocketAddr, admin: Option<SocketAddr>, deployment: &Deployment) {
     say(&format!("listening on http://{address}"));
     if let Some(admin) = admin {
         say(&format!("health and metrics on http://{admin}"));
     }
-    let model = default_model.map_or_else(|| "\"model\": \"NAME\", ".to_owned(), |_| String::new());
+    let model = match (&deployment.server.default_model, deployment.members.first()) {
+        (None, Some(member)) => format!("\"model\": \"{}\", ", member.name),
+        _ => String::new(),
+    };
     say(&format!(
         "\n  curl -s http://{address}/v1/systemone -H 'content-type: application/json' -d \\\n  \
          '{{{model}\"state\": \"I was charged twice!\", \"questions\": {{\"billing\": {{\"type\": \"noul\", \

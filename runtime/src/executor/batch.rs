@@ -14,11 +14,12 @@ pub(super) enum Fate {
     Expired,
 }
 
-/// A client that left needs no answer, so cancellation comes before expiry.
+/// Whoever waited gives up at the deadline, so a job past it is expired whether or not somebody still waits: only a
+/// client that left before is counted as gone.
 pub(super) fn fate(gone: bool, deadline: Instant, now: Instant) -> Fate {
-    match (gone, now >= deadline) {
-        (true, _) => Fate::Cancelled,
-        (false, true) => Fate::Expired,
+    match (now >= deadline, gone) {
+        (true, _) => Fate::Expired,
+        (false, true) => Fate::Cancelled,
         (false, false) => Fate::Run,
     }
 }
@@ -61,7 +62,7 @@ mod tests {
         assert_eq!(fate(false, later, now), Fate::Run);
         assert_eq!(fate(false, now, now), Fate::Expired);
         assert_eq!(fate(true, later, now), Fate::Cancelled);
-        assert_eq!(fate(true, now, later), Fate::Cancelled);
+        assert_eq!(fate(true, now, later), Fate::Expired);
     }
 
     #[test]

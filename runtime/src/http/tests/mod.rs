@@ -335,6 +335,7 @@ async fn a_deadline_ends_the_wait_and_the_work() {
     assert_eq!(held.await.status, 200);
     assert_eq!(harness.ask("x").await.status, 200);
     assert_eq!(strings.calls().len(), 2, "the late request never ran");
+    assert_eq!(harness.metric(r#"synod_cancelled_total{device="cpu:0",member="m"}"#), 0, "its client had not left");
     harness.assert_nothing_is_counted().await;
     assert_eq!(harness.outcome("failed"), 1);
 }
