@@ -62,7 +62,7 @@ impl MemberConfig {
             return Err(ConfigError::new("format_version", 1, self.format_version));
         }
         if self.model_name.is_empty() || self.model_name.chars().any(char::is_control) {
-            return Err(ConfigError::new("model_name", "a printable name", format!("{:?}", self.model_name)));
+            return Err(ConfigError::new("model_name", "a printable name", &self.model_name));
         }
         self.backbone_config.validate()?;
         ConfigError::check_range("head_dim", self.head_dim, MAX_HEAD_DIM)?;

@@ -1,19 +1,23 @@
 //! Small JSON files of a package, read strictly.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::fmt;
 use std::marker::PhantomData;
 
-use serde::de::{Deserialize, DeserializeOwned, Deserializer, Error, MapAccess, Visitor};
+use serde::de::{Deserialize, DeserializeOwned, Deserializer, Error, IgnoredAny, MapAccess, Visitor};
 
-use super::MemberError;
+use super::{Excerpt, MemberError};
 
 /// Reads the whole of `bytes` as a `T`; `expected` says in the refusal what the file should be.
 pub(super) fn parse<T: DeserializeOwned>(file: &str, expected: &'static str, bytes: &[u8]) -> Result<T, MemberError> {
-    serde_json::from_slice(bytes).map_err(|error| MemberError::Json {
-        file: file.to_owned(),
-        expected,
-        message: error.to_string(),
+    serde_json::from_slice(bytes).map_err(|error| {
+        let file = file.to_owned();
+        // The error's own class is lost where its key was put in front: only a second look tells whether this is JSON.
+        match serde_json::from_slice::<IgnoredAny>(bytes) {
+            Ok(_) => MemberError::Content { file, expected, message: error.to_string() },
+            Err(error) => MemberError::Json { file, expected, message: error.to_string() },
+        }
     })
 }
 
@@ -38,11 +42,28 @@ impl<'de, V: Deserialize<'de>> Visitor<'de> for UniqueMapVisitor<V> {
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
         let mut entries = BTreeMap::new();
         while let Some(key) = map.next_key::<String>()? {
-            if entries.contains_key(&key) {
-                return Err(A::Error::custom(format_args!("{key:?} stands twice")));
-            }
-            entries.insert(key, map.next_value()?);
+            let value = map.next_value();
+            insert_unique(&mut entries, key, value)?;
         }
         Ok(UniqueMap(entries))
+    }
+}
+
+/// Adds the `value` that was read for `key`.
+///
+/// # Errors
+/// `value`'s own with its key in front, or that the key stands twice.
+pub(super) fn insert_unique<V, E: Error>(
+    entries: &mut BTreeMap<String, V>,
+    key: String,
+    value: Result<V, E>,
+) -> Result<(), E> {
+    let value = value.map_err(|error| E::custom(format_args!("{}: {error}", Excerpt(&key))))?;
+    match entries.entry(key) {
+        Entry::Vacant(entry) => {
+            entry.insert(value);
+            Ok(())
+        }
+        Entry::Occupied(entry) => Err(E::custom(format_args!("\"{}\" stands twice", Excerpt(entry.key())))),
     }
 }

@@ -143,7 +143,7 @@ impl<'a> Listing<'a> {
         let mut digests = BTreeMap::new();
         for (name, hex) in files {
             check_confined(MANIFEST, &name)?;
-            let digest = hex.parse().map_err(|error| MemberError::Json {
+            let digest = hex.parse().map_err(|error| MemberError::Content {
                 file: MANIFEST.to_owned(),
                 expected: "a SHA-256 per file",
                 message: format!("{name}: {error}"),
@@ -186,26 +186,37 @@ impl<'a> Listing<'a> {
             check_confined(INDEX, name)?;
             shards.push(Shard::open(self.root, name, self.digest(name)?)?);
         }
-        check_index(weight_map, &shards)?;
+        check_index(&weight_map, &shards)?;
         check_inventory(INDEX, &config.inventory(), &shards.iter().collect::<Vec<_>>())?;
         Ok(shards)
     }
 }
 
 /// Checks that the index names exactly the tensors of `shards`, each in its own file.
-fn check_index(mut weight_map: BTreeMap<String, String>, shards: &[Shard]) -> Result<(), MemberError> {
+fn check_index(weight_map: &BTreeMap<String, String>, shards: &[Shard]) -> Result<(), MemberError> {
+    // The file that each tensor was found in.
+    let mut seen = BTreeMap::new();
     for shard in shards {
         for StoredTensor { name, .. } in &shard.tensors {
-            let file = weight_map.remove(name);
-            if file.as_ref() != Some(&shard.name) {
-                let found = file.as_deref().unwrap_or("nothing");
-                return Err(MemberError::tensor(INDEX, name, &shard.name, found));
+            if let Some(other) = seen.insert(name, &shard.name) {
+                return Err(MemberError::tensor(
+                    &shard.name,
+                    name,
+                    "it in one file only",
+                    format!("it in {other} too"),
+                ));
             }
         }
     }
-    match weight_map.into_iter().next() {
+    for (&name, &file) in &seen {
+        let found = weight_map.get(name);
+        if found != Some(file) {
+            return Err(MemberError::tensor(INDEX, name, file, found.map_or("nothing", String::as_str)));
+        }
+    }
+    match weight_map.iter().find(|(name, _)| !seen.contains_key(name)) {
         None => Ok(()),
-        Some((name, file)) => Err(MemberError::tensor(&file, &name, "it, as the index says", "no such tensor")),
+        Some((name, file)) => Err(MemberError::tensor(file, name, "it, as the index says", "no such tensor")),
     }
 }
 
@@ -218,7 +229,7 @@ fn check_inventory(file: &str, inventory: &[TensorSpec], shards: &[&Shard]) -> R
             let Some(spec) = missing.remove(tensor.name.as_str()) else {
                 return Err(MemberError::tensor(&shard.name, &tensor.name, "no such tensor", "one"));
             };
-            if tensor.shape != spec.shape {
+            if !spec.accepts(&tensor.shape) {
                 let (expected, found) = (format!("shape {:?}", spec.shape), format!("{:?}", tensor.shape));
                 return Err(MemberError::tensor(&shard.name, &tensor.name, expected, found));
             }

@@ -1,7 +1,9 @@
 //! Names become open files here, and only files of the package.
 //!
-//! Invariant: a file that was opened is a regular file inside the package's folder, reached without a symlink. The one
-//! exception is a snapshot of the Hugging Face hub's cache, whose files are links into the `blobs` beside it.
+//! Invariant: a file that was opened is a regular file, and when its path was resolved it lay inside the package's folder,
+//! with no symlink on the way. The one exception is a snapshot of the Hugging Face hub's cache, whose files are links into
+//! the `blobs` beside it. Whoever may write to the package can still swap a folder on the way between resolving and
+//! opening; such a file is refused by its digest like any other that is not the listed one.
 
 use std::fs::{File, OpenOptions};
 use std::io::Read;
@@ -42,10 +44,10 @@ impl Root {
         if resolved != path && !is_blob {
             return Err(not_regular("a symlink"));
         }
-        // Should the path have changed since: a link in its place is not followed, and a pipe does not block.
+        // Should the file have been swapped since: a link in its place is not followed. And a pipe does not block.
         let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
         let file = OpenOptions::new().read(true).custom_flags(flags).open(&resolved).map_err(io)?;
-        if file.metadata().map_err(io)?.is_file() { Ok(file) } else { Err(not_regular("something else")) }
+        if file.metadata().map_err(io)?.is_file() { Ok(file) } else { Err(not_regular("a folder, pipe or device")) }
     }
 
     /// Reads a small file whole, once.
@@ -75,10 +77,11 @@ fn hub_blobs(folder: &Path) -> Option<PathBuf> {
     is_hub.then(|| repository.join("blobs"))
 }
 
-/// Checks a name that stands in `file`: relative, and without anything that could lead out of the package.
+/// Checks a name that stands in `file`: relative, without anything that could lead out of the package, and of characters
+/// that every tool shows.
 pub(super) fn check_confined(file: &str, name: &str) -> Result<(), MemberError> {
     let is_plain = |part: &str| !part.is_empty() && part != "." && part != "..";
-    if name.split('/').all(is_plain) && !name.contains(['\\', '\0']) {
+    if name.split('/').all(is_plain) && !name.contains(|char: char| char == '\\' || char.is_control()) {
         Ok(())
     } else {
         Err(MemberError::Path { file: file.to_owned(), name: name.to_owned() })
@@ -89,6 +92,7 @@ pub(super) fn check_confined(file: &str, name: &str) -> Result<(), MemberError> 
 mod tests {
     use std::fs;
     use std::os::unix::fs::symlink;
+    use std::process::Command;
 
     use super::*;
 
@@ -97,9 +101,11 @@ mod tests {
         for name in ["a", "a/b.json", "..a", "a..b/c"] {
             check_confined("list.json", name).unwrap();
         }
-        for name in ["", "/a", "..", "../a", "a/../b", "a//b", "a/", "./a", "a\\b", "a\0"] {
+        for name in ["", "/a", "..", "../a", "a/../b", "a//b", "a/", "./a", "a\\b", "a\0", "a\nb", "\x1b[2J", "a\u{85}"]
+        {
             let error = check_confined("list.json", name).expect_err(name);
             assert!(error.to_string().starts_with("list.json: expected relative paths"), "{error}");
+            assert!(!error.to_string().contains(char::is_control), "{error}");
         }
     }
 
@@ -114,12 +120,18 @@ mod tests {
         symlink(outside.join("file"), package.join("link")).unwrap();
         symlink(&outside, package.join("folder-link")).unwrap();
         fs::write(package.join("nested/file"), "x").unwrap();
+        assert!(Command::new("mkfifo").arg(package.join("pipe")).status().unwrap().success());
 
         let root = Root::new(&package).unwrap();
         assert_eq!(root.read("nested/file").unwrap(), b"x");
-        for name in ["link", "folder-link/file", "nested"] {
-            let error = root.open(name).expect_err(name);
-            assert!(matches!(error, MemberError::NotRegular { .. }), "{error}");
+        // A pipe that nobody writes to would keep an open that waits from ever returning.
+        let other = "a folder, pipe or device";
+        for (name, found) in
+            [("link", "a symlink"), ("folder-link/file", "a symlink"), ("nested", other), ("pipe", other)]
+        {
+            let error = root.open(name).expect_err(name).to_string();
+            let expected = format!("{name}: expected a regular file inside the package, found {found}; ");
+            assert!(error.starts_with(&expected), "{error}");
         }
         assert!(matches!(root.open("missing"), Err(MemberError::Io { .. })));
     }

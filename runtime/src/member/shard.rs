@@ -6,13 +6,14 @@
 //! is what is hashed.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
-use serde::Deserialize;
+use serde::de::{Deserialize, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use synod_kernels::DType;
 
-use super::json::{self, UniqueMap};
+use super::json;
 use super::paths::Root;
 use super::{Digest, MemberError};
 
@@ -20,6 +21,8 @@ use super::{Digest, MemberError};
 const MAX_HEADER_BYTES: u64 = 100_000_000;
 const LENGTH_BYTES: u64 = 8;
 const METADATA: &str = "__metadata__";
+/// Far more than a tensor of any member has.
+const MAX_DIMENSIONS: usize = 8;
 
 /// A weight file of a package.
 pub(super) struct Shard {
@@ -73,31 +76,86 @@ impl Shard {
     }
 }
 
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum HeaderEntry {
-    Tensor {
-        dtype: String,
-        shape: Vec<u64>,
-        data_offsets: (u64, u64),
-    },
-    /// Free text about the file, of which nothing is used.
-    Metadata(#[expect(dead_code, reason = "only its form is checked")] BTreeMap<String, String>),
+/// The entries of a header by tensor. Each is read at once into its final form, and a list that could be of any length
+/// only as far as it is believed: a header of the largest size must not take a multiple of that in memory.
+struct Header(BTreeMap<String, Entry>);
+
+/// What a header says of a tensor.
+#[derive(serde::Deserialize)]
+#[serde(expecting = "dtype, shape and data_offsets")]
+struct Entry {
+    dtype: String,
+    shape: Dimensions,
+    data_offsets: (u64, u64),
+}
+
+/// At most [`MAX_DIMENSIONS`] sizes.
+struct Dimensions(Vec<u64>);
+
+impl<'de> Deserialize<'de> for Header {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(HeaderVisitor)
+    }
+}
+
+struct HeaderVisitor;
+
+impl<'de> Visitor<'de> for HeaderVisitor {
+    type Value = Header;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object of tensors")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Header, A::Error> {
+        let mut entries = BTreeMap::new();
+        while let Some(name) = map.next_key::<String>()? {
+            if name == METADATA {
+                // Free text about the file, of which nothing is used.
+                map.next_value::<IgnoredAny>()?;
+            } else {
+                let entry = map.next_value();
+                json::insert_unique(&mut entries, name, entry)?;
+            }
+        }
+        Ok(Header(entries))
+    }
+}
+
+impl<'de> Deserialize<'de> for Dimensions {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_seq(DimensionsVisitor)
+    }
+}
+
+struct DimensionsVisitor;
+
+impl<'de> Visitor<'de> for DimensionsVisitor {
+    type Value = Dimensions;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "a shape of at most {MAX_DIMENSIONS} dimensions")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut sizes: A) -> Result<Dimensions, A::Error> {
+        let mut dimensions = Vec::new();
+        while let Some(size) = sizes.next_element()? {
+            dimensions.push(size);
+            if dimensions.len() > MAX_DIMENSIONS {
+                return Err(A::Error::invalid_length(dimensions.len(), &self));
+            }
+        }
+        Ok(Dimensions(dimensions))
+    }
 }
 
 /// Reads a header (without its length prefix) and checks that its tensors tile a file of `size_bytes`.
 fn parse_header(file: &str, header: &[u8], size_bytes: u64) -> Result<Vec<StoredTensor>, MemberError> {
-    let UniqueMap(entries) = json::parse(file, "a safetensors header", header)?;
+    let Header(entries) = json::parse(file, "a safetensors header", header)?;
     let data_start = LENGTH_BYTES + header.len() as u64;
     let mut tensors = Vec::with_capacity(entries.len());
     for (name, entry) in entries {
-        match entry {
-            HeaderEntry::Tensor { dtype, shape, data_offsets } if name != METADATA => {
-                tensors.push(stored_tensor(file, name, &dtype, &shape, data_offsets, data_start)?);
-            }
-            HeaderEntry::Metadata(_) if name == METADATA => {}
-            _ => return Err(MemberError::tensor(file, &name, "dtype, shape and data_offsets", "something else")),
-        }
+        tensors.push(stored_tensor(file, name, entry, data_start)?);
     }
     // Entries come sorted by name, so tensors at one offset keep that order: the same file, the same message.
     tensors.sort_by_key(|tensor| tensor.offset_bytes);
@@ -112,14 +170,9 @@ fn parse_header(file: &str, header: &[u8], size_bytes: u64) -> Result<Vec<Stored
     if end == size_bytes { Ok(tensors) } else { Err(MemberError::header(file, "file size", end, size_bytes)) }
 }
 
-fn stored_tensor(
-    file: &str,
-    name: String,
-    dtype: &str,
-    shape: &[u64],
-    (start, end): (u64, u64),
-    data_start: u64,
-) -> Result<StoredTensor, MemberError> {
+/// Where the tensor `name` stands in `file`, whose data section begins at `data_start`.
+fn stored_tensor(file: &str, name: String, entry: Entry, data_start: u64) -> Result<StoredTensor, MemberError> {
+    let Entry { dtype, shape: Dimensions(shape), data_offsets: (start, end) } = entry;
     let dtype = [DType::F32, DType::Bf16]
         .into_iter()
         .find(|known| known.name() == dtype)
@@ -196,9 +249,32 @@ mod tests {
         assert!(refusal(overflow, 0).contains("a: expected a shape that fits in memory"));
         let far = r#"{"a":{"dtype":"F32","shape":[4611686018427387903],"data_offsets":[0,18446744073709551612]}}"#;
         assert!(refusal(far, 0).contains("a: expected 18446744073709551612 bytes"));
-        assert!(refusal(r#"{"a":{"format":"pt"}}"#, 0).contains("a: expected dtype, shape and data_offsets"));
-        for header in ["", "[]", r#"{"a":1}"#, r#"{"__metadata__":"#, "{} x"] {
-            assert!(refusal(header, 0).contains("expected a safetensors header"), "{header}");
+    }
+
+    /// A sound file of another kind is not a damaged one, and of hundreds of tensors the message must name the one.
+    #[test]
+    fn other_forms_are_told_from_what_is_no_json() {
+        let sizes = "0,".repeat(1_000_000);
+        let endless = format!(r#"{{"a":{{"dtype":"F32","shape":[{sizes}0],"data_offsets":[0,0]}}}}"#);
+        for (header, expected) in [
+            ("", "invalid JSON: EOF while parsing a value"),
+            ("{} x", "invalid JSON: trailing characters"),
+            (r#"{"__metadata__":"#, "invalid JSON: EOF while parsing a value"),
+            (r#"{"a":{"dtype":"#, "invalid JSON: EOF while parsing a value"),
+            // The first defect is one of content, but this never was a header.
+            (r#"{"a":1"#, "invalid JSON: EOF while parsing an object"),
+            ("[]", "other content: invalid type: sequence, expected an object of tensors"),
+            (r#"{"a":1}"#, "other content: a: invalid type: integer `1`, expected dtype, shape and data_offsets"),
+            (r#"{"a":{"format":"pt"}}"#, "other content: a: missing field `dtype` at line 1 column 20"),
+            (
+                r#"{"a":{"dtype":"F32","shape":[-1],"data_offsets":[0,4]}}"#,
+                "other content: a: invalid value: integer `-1`, expected u64",
+            ),
+            (&endless, "other content: a: invalid length 9, expected a shape of at most 8 dimensions"),
+        ] {
+            let refusal = refusal(header, 0);
+            let expected = format!("m.safetensors: expected a safetensors header, found {expected}");
+            assert!(refusal.starts_with(&expected), "{refusal}");
         }
     }
 }

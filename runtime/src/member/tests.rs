@@ -29,7 +29,7 @@ fn fixture_anchor(member: &str) -> Anchor {
     Anchor(line[..64].parse().unwrap())
 }
 
-fn fixture(member: &str) -> Package {
+pub(super) fn fixture(member: &str) -> Package {
     Package::open(&Path::new(MEMBERS).join(member), Trust::Anchored(fixture_anchor(member))).unwrap()
 }
 
@@ -65,6 +65,18 @@ impl Copy {
             let mut value = serde_json::from_slice(bytes).unwrap();
             edit(&mut value);
             *bytes = serde_json::to_vec(&value).unwrap();
+        });
+    }
+
+    /// Rewrites the header of a weight file and keeps its data.
+    fn edit_header(&self, file: &str, edit: impl FnOnce(&mut Value)) {
+        self.edit(file, |bytes| {
+            let data_start = 8 + u64::from_le_bytes(*bytes.first_chunk().unwrap()) as usize;
+            let mut header = serde_json::from_slice(&bytes[8..data_start]).unwrap();
+            edit(&mut header);
+            let header = serde_json::to_vec(&header).unwrap();
+            let length = (header.len() as u64).to_le_bytes();
+            bytes.splice(..data_start, length.into_iter().chain(header));
         });
     }
 
@@ -107,7 +119,7 @@ impl Copy {
             Err(error) => error,
         };
         let line = error.to_string();
-        assert!(!line.contains('\n'), "{line}");
+        assert!(!line.contains(char::is_control) && line.len() < 1000, "{line:?}");
         line
     }
 }
@@ -338,22 +350,130 @@ fn an_index_that_sends_a_tensor_to_another_shard_is_refused() {
 }
 
 #[test]
+fn a_tensor_in_two_shards_is_refused_by_both_files() {
+    let mut copy = Copy::new("tiny-4b");
+    let (first, last) = ("model-00001-of-00003.safetensors", "model-00003-of-00003.safetensors");
+    copy.edit_tensors(first, |tensors| {
+        tensors.insert("backbone.norm.weight".into(), (Dtype::F32, vec![], vec![0; 4]));
+    });
+    copy.seal();
+    let expected = format!("{last}: backbone.norm.weight: expected it in one file only, found it in {first} too");
+    assert!(copy.refusal().starts_with(&expected), "{}", copy.refusal());
+}
+
+/// The fixtures' own has the shape `[]`.
+#[test]
+fn a_scalar_may_be_stored_with_a_dimension() {
+    let mut copy = Copy::new("tiny-08b");
+    copy.edit_tensors(SHARD, |tensors| tensors.get_mut("set_bias").unwrap().1 = vec![1]);
+    copy.seal();
+    let mut shapes = Vec::new();
+    copy.open()
+        .unwrap()
+        .read_tensors::<MemberError>(&(), &mut |name, tensor| {
+            shapes.extend((name == "set_bias").then(|| tensor.shape.to_vec()));
+            Ok(())
+        })
+        .unwrap();
+    assert_eq!(shapes, [[1]]);
+    for (name, shape) in [("set_bias", vec![1, 1]), ("span2.o.bias", vec![])] {
+        let mut copy = Copy::new("tiny-08b");
+        copy.edit_tensors(SHARD, |tensors| tensors.get_mut(name).unwrap().1 = shape);
+        copy.seal();
+        assert!(copy.refusal().starts_with(&format!("{SHARD}: {name}: expected shape [")), "{}", copy.refusal());
+    }
+}
+
+/// Logs are read line by line and terminals obey escapes: a package must not write either.
+#[test]
+fn text_of_a_package_is_quoted_escaped_and_cut() {
+    fn evil() -> String {
+        format!("e\n\x1b[2J{}", "x".repeat(10_000))
+    }
+    const SHOWN: &str = r"e\n\u{1b}[2Jxxx";
+    type Edit = fn(&Copy);
+    let cases: [(&str, Edit); 15] = [
+        ("a name in the manifest", |copy| {
+            copy.edit_json(MANIFEST, |manifest| manifest["files_sha256"][evil()] = json!("0".repeat(64)));
+        }),
+        ("a file in the index", |copy| {
+            copy.edit_json(INDEX, |index| index["weight_map"]["set_bias"] = json!(evil()));
+        }),
+        ("a tensor in the index", |copy| {
+            copy.edit_json(INDEX, |index| index["weight_map"][evil()] = json!(SHARD));
+        }),
+        ("a key twice in the index", |copy| {
+            let key = json!(evil());
+            copy.edit(INDEX, |bytes| *bytes = format!(r#"{{"weight_map":{{{key}:"a",{key}:"b"}}}}"#).into_bytes());
+        }),
+        ("a tensor in a shard", |copy| {
+            copy.edit_tensors(SHARD, |tensors| drop(tensors.insert(evil(), (Dtype::F32, vec![], vec![0; 4]))));
+        }),
+        ("a tensor in a shard at a wrong offset", |copy| {
+            let entry = json!({ "dtype": "F32", "shape": [], "data_offsets": [1, 5] });
+            copy.edit_header(SHARD, |header| header[evil()] = entry);
+        }),
+        ("a tensor in a shard, without a dtype", |copy| copy.edit_header(SHARD, |header| header[evil()] = json!({}))),
+        ("a tensor in the broad head", |copy| {
+            copy.edit_tensors(BROAD_HEAD, |tensors| drop(tensors.insert(evil(), (Dtype::F32, vec![], vec![0; 4]))));
+        }),
+        ("a dtype", |copy| copy.edit_header(SHARD, |header| header["set_bias"]["dtype"] = json!(evil()))),
+        ("model_type", |copy| copy.edit_json("config.json", |config| config["model_type"] = json!(evil()))),
+        ("model_name", |copy| copy.edit_json("config.json", |config| config["model_name"] = json!(evil()))),
+        ("backbone_config.model_type", |copy| {
+            copy.edit_json("config.json", |config| config["backbone_config"]["model_type"] = json!(evil()));
+        }),
+        ("hidden_act", |copy| {
+            copy.edit_json("config.json", |config| config["backbone_config"]["hidden_act"] = json!(evil()));
+        }),
+        ("rope_type", |copy| {
+            copy.edit_json("config.json", |config| {
+                config["backbone_config"]["rope_parameters"]["rope_type"] = json!(evil());
+            });
+        }),
+        ("layer_types", |copy| {
+            copy.edit_json("config.json", |config| config["backbone_config"]["layer_types"][0] = json!(evil()));
+        }),
+    ];
+    for (place, edit) in cases {
+        let mut copy = Copy::new("tiny-08b");
+        edit(&copy);
+        copy.seal();
+        let refusal = copy.refusal();
+        assert!(refusal.contains(SHOWN), "{place}: {refusal}");
+    }
+    let mut copy = Copy::new("tiny-08b");
+    copy.edit_json("config.json", |config| config["model_name"] = json!(evil()));
+    copy.seal();
+    let refusal = Package::open(&copy.path(""), Trust::Released).err().unwrap().to_string();
+    assert!(refusal.contains(SHOWN) && !refusal.contains(char::is_control) && refusal.len() < 1000, "{refusal:?}");
+}
+
+#[test]
 fn files_that_are_not_what_the_runtime_reads_are_refused() {
     type Edit = fn(&Copy);
-    let cases: [(&str, Edit); 8] = [
+    let cases: [(&str, Edit); 10] = [
         ("calibration.json: expected a broad_head block", |copy| {
             copy.edit_json("calibration.json", |calibration| calibration["broad_head"] = Value::Null);
         }),
         ("config.json: span_layout.window_above: expected 96, as hybrid_rmax, found 97", |copy| {
             copy.edit_json("config.json", |config| config["span_layout"]["window_above"] = json!(97));
         }),
-        ("config.json: expected a member's config, found invalid JSON: missing field `max_length`", |copy| {
+        ("config.json: expected a member's config, found other content: missing field `max_length`", |copy| {
             copy.edit_json("config.json", |config| {
                 config.as_object_mut().unwrap().remove("max_length");
             });
         }),
+        ("config.json: expected a member's config, found invalid JSON: EOF while parsing an object", |copy| {
+            copy.edit("config.json", |bytes| bytes.truncate(bytes.iter().rposition(|&byte| byte == b'}').unwrap()));
+        }),
         (
-            "model.safetensors.index.json: expected an index of weight files, found invalid JSON: \"a\" stands twice",
+            "MODEL_MANIFEST.json: expected a SHA-256 per file, found other content: README.md: expected 64 hexadecimal \
+             digits; fetch the file again",
+            |copy| copy.edit_json(MANIFEST, |manifest| manifest["files_sha256"]["README.md"] = json!("12")),
+        ),
+        (
+            "model.safetensors.index.json: expected an index of weight files, found other content: \"a\" stands twice",
             |copy| {
                 copy.edit(INDEX, |bytes| *bytes = br#"{"weight_map":{"a":"b","a":"c"}}"#.to_vec());
             },

@@ -40,7 +40,7 @@ impl<D: Device> Parameters<D> {
         let Some(spec) = self.pending.remove(name) else {
             return Err(ModelError::UnexpectedTensor { name: name.to_owned() });
         };
-        if spec.shape != tensor.shape {
+        if !spec.accepts(tensor.shape) {
             let found = tensor.shape.to_vec();
             return Err(ModelError::TensorShape { name: spec.name, expected: spec.shape, found });
         }
@@ -117,7 +117,7 @@ impl Storage {
     }
 }
 
-/// The value of a tensor of shape `[]`, widened to F32.
+/// The value of a tensor of one value, widened to F32.
 fn scalar_value(tensor: HostTensor<'_>) -> f32 {
     let bits = |range: std::ops::Range<usize>| {
         tensor.bytes[range].iter().rev().fold(0_u32, |bits, &byte| bits << 8 | u32::from(byte))
@@ -197,8 +197,19 @@ mod tests {
         let transposed = accept(&mut complete_but("head.key.weight"), "head.key.weight", &[2, 3]).unwrap_err();
         assert!(matches!(transposed, ModelError::TensorShape { expected, found, .. }
             if expected == [3, 2] && found == [2, 3]));
+        let pair = accept(&mut complete_but("set_bias"), "set_bias", &[2]).unwrap_err();
+        assert!(matches!(pair, ModelError::TensorShape { expected, found, .. } if expected.is_empty() && found == [2]));
         let twice = accept(&mut complete(), "set_bias", &[]).unwrap_err();
         assert!(matches!(twice, ModelError::UnexpectedTensor { name } if name == "set_bias"));
+    }
+
+    #[test]
+    fn a_scalar_may_be_stored_with_a_dimension() {
+        let mut parameters = complete_but("set_bias");
+        accept(&mut parameters, "set_bias", &[1]).unwrap();
+        parameters.scalar("set_bias").unwrap();
+        let row = accept(&mut complete_but("span2.o.weight"), "span2.o.weight", &[2]).unwrap_err();
+        assert!(matches!(row, ModelError::TensorShape { .. }), "what is a scalar by its kind only");
     }
 
     #[test]

@@ -8,12 +8,14 @@
 use serde::Deserialize;
 use synod_kernels::{AttentionShape, GatedDeltaShape};
 
+use crate::member::Excerpt;
+
 /// Bounds far above any member and low enough that every product below fits in 62 bits.
 const MAX_VOCABULARY: usize = 1 << 22;
 const MAX_WIDTH: usize = 1 << 18;
 const MAX_HEADS: usize = 1 << 10;
 const MAX_HEAD_DIM: usize = 1 << 12;
-const MAX_LAYERS: usize = 1 << 10;
+pub const MAX_LAYERS: usize = 1 << 10;
 const MAX_CONV_TAPS: usize = 64;
 
 /// What mixes tokens in a layer.
@@ -74,11 +76,12 @@ fn default_attn_output_gate() -> bool {
 
 /// A value of a config that cannot be served.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{key}: expected {expected}, found {found}")]
+#[error("{key}: expected {expected}, found {}", Excerpt(found))]
 pub struct ConfigError {
     /// Path of the key inside the file, as `backbone_config.head_dim`.
     pub key: String,
     pub expected: String,
+    /// As it stands in the file; the message shows it escaped and cut.
     pub found: String,
 }
 
@@ -112,7 +115,7 @@ pub enum TensorKind {
     Bias,
     /// A table of rows added by index `[slots, hidden]`.
     Slots,
-    /// A single value, shape `[]`.
+    /// A single value, shape `[]`, or `[1]` as some tools store it.
     Scalar,
 }
 
@@ -135,6 +138,11 @@ impl TensorSpec {
     pub fn prefixed(mut self, prefix: &str) -> Self {
         self.name.insert_str(0, prefix);
         self
+    }
+
+    /// Whether a stored tensor of `shape` is this one. A single value has no layout that `[]` and `[1]` could differ in.
+    pub fn accepts(&self, shape: &[usize]) -> bool {
+        self.shape == shape || (self.kind == TensorKind::Scalar && shape == [1])
     }
 
     /// Number of values.
