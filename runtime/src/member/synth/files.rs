@@ -15,6 +15,7 @@ use serde_json::{Map, Value, json};
 use sha2::{Digest as _, Sha256};
 
 use super::shape::SynthPackage;
+use super::staging::Staging;
 use super::values::SynthTensor;
 use super::{SynthError, SynthReport};
 use crate::member::{Anchor, Digest, Progress};
@@ -39,18 +40,28 @@ pub(super) fn write_package(
 ) -> Result<SynthReport, SynthError> {
     let failed = |source| SynthError::Io { path: out.to_owned(), source };
     let out = std::path::absolute(out).map_err(failed)?;
-    if fs::read_dir(&out).is_ok_and(|mut entries| entries.next().is_some()) {
-        return Err(SynthError::NotEmpty { path: out });
-    }
-    let parent = out.parent().unwrap_or(&out);
-    fs::create_dir_all(parent).map_err(failed)?;
-    let staging = tempfile::Builder::new().prefix(".synod-synth-").tempdir_in(parent).map_err(failed)?;
+    check_free(&out)?;
+    let staging = Staging::beside(&out).map_err(failed)?;
     let report = write_files(package, staging.path(), progress).map_err(failed)?;
-    // Over an empty folder, but not over what has come into it since.
-    fs::rename(staging.path(), &out).map_err(failed)?;
-    // What it would remove has its final name now.
-    let _ = staging.keep();
+    staging.move_to(&out).map_err(failed)?;
     Ok(report)
+}
+
+/// Checks that `out` is absent or an empty folder: gigabytes later it would be too late to say that it is not.
+fn check_free(out: &Path) -> Result<(), SynthError> {
+    let path = out.to_owned();
+    // Of a link itself: nothing is renamed through it.
+    match fs::symlink_metadata(out) {
+        Err(source) if source.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(source) => return Err(SynthError::Io { path, source }),
+        Ok(metadata) if !metadata.is_dir() => return Err(SynthError::NotAFolder { path }),
+        Ok(_) => {}
+    }
+    match fs::read_dir(out).map(|mut entries| entries.next().is_none()) {
+        Err(source) => Err(SynthError::Io { path, source }),
+        Ok(false) => Err(SynthError::NotEmpty { path }),
+        Ok(true) => Ok(()),
+    }
 }
 
 fn write_files(package: &SynthPackage, folder: &Path, progress: &dyn Progress) -> io::Result<SynthReport> {
@@ -152,23 +163,32 @@ impl PackageWriter<'_> {
 
 /// Shows `sink` the bytes of all `tensors` in order. Several threads make them, piece by piece in turn.
 pub(super) fn stream(tensors: &[SynthTensor], sink: &mut dyn FnMut(&[u8]) -> io::Result<()>) -> io::Result<()> {
+    stream_on(thread::Builder::new, tensors, sink)
+}
+
+/// [`stream`] on threads that `builder` starts.
+pub(super) fn stream_on(
+    builder: fn() -> thread::Builder,
+    tensors: &[SynthTensor],
+    sink: &mut dyn FnMut(&[u8]) -> io::Result<()>,
+) -> io::Result<()> {
     let threads = thread::available_parallelism().map_or(1, NonZero::get).min(MAX_THREADS);
     thread::scope(|scope| {
-        let lanes: Vec<_> = (0..threads)
+        let lanes = (0..threads)
             .map(|thread| {
                 let (send, lane) = bounded(1);
-                scope.spawn(move || {
+                builder().spawn_scoped(scope, move || {
                     for (tensor, first, count) in pieces(tensors).skip(thread).step_by(threads) {
                         let mut bytes = vec![0; count * tensor.dtype.bytes()];
                         tensor.fill(first, &mut bytes);
                         if send.send(bytes).is_err() {
-                            return; // the sink has failed
+                            return; // the sink has failed, or another thread was not to be had
                         }
                     }
-                });
-                lane
+                })?;
+                Ok(lane)
             })
-            .collect();
+            .collect::<io::Result<Vec<_>>>()?;
         for (_, lane) in pieces(tensors).zip(lanes.iter().cycle()) {
             sink(&lane.recv().expect("a thread makes all of its pieces unless its lane is dropped"))?;
         }

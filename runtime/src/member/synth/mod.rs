@@ -1,11 +1,13 @@
 //! Synthetic members: the released shapes with reproducible random weights (spec: synth.md).
 //!
-//! `shape` says which config a shape has, `values` which numbers a tensor has, `files` how they come into a package.
+//! `shape` says which config a shape has, `values` which numbers a tensor has, `files` how they come into a package, and
+//! `staging` where that is written until it is whole.
 //! Invariant: a member is a function of its [`SynthSpec`] alone, tensor by tensor equal to the reference recorder's.
 //! Memory is bounded by a few pieces of a tensor, whatever the shape. The shape `kev-4b` is not here.
 
 mod files;
 mod shape;
+mod staging;
 mod values;
 
 use std::io;
@@ -41,6 +43,9 @@ pub enum SynthError {
     /// Something is there already.
     #[error("{}: expected an absent or empty folder, found files; choose another place or remove them", path.display())]
     NotEmpty { path: PathBuf },
+    /// What is there cannot become a folder.
+    #[error("{}: expected an absent or empty folder, found something else; choose another place", path.display())]
+    NotAFolder { path: PathBuf },
     /// The files could not be written.
     #[error("{}: {source}; check the place and the free space", path.display())]
     Io { path: PathBuf, source: io::Error },
@@ -50,7 +55,7 @@ pub enum SynthError {
 /// by one rename, so that there is a whole package or none.
 ///
 /// # Errors
-/// [`SynthError`]; `out` is as it was then.
+/// [`SynthError`]; `out` is as it was then. A place that cannot take a package is refused before anything is written.
 pub fn write(spec: &SynthSpec, out: &Path, progress: &dyn Progress) -> Result<SynthReport, SynthError> {
     files::write_package(&spec.package()?, out, progress)
 }

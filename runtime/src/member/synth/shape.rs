@@ -6,6 +6,7 @@ use std::str::FromStr;
 use serde_json::{Value, json};
 
 use super::{MemberConfig, SynthError};
+use crate::model::qwen3_5::config::{ConfigError, MAX_LAYERS};
 
 /// The fixture member's `config.json`: what `tiny` is made of.
 const TINY_CONFIG: &str = include_str!("../../../assets/synth/config.json");
@@ -106,6 +107,9 @@ impl SynthSpec {
         };
         let backbone = &mut config_json["backbone_config"];
         if let Some(layers) = self.layers {
+            // Before there is an entry per layer.
+            ConfigError::check_range("backbone_config.num_hidden_layers", layers, MAX_LAYERS)
+                .map_err(|source| SynthError::Config { source })?;
             backbone["num_hidden_layers"] = json!(layers);
             backbone["layer_types"] = layer_types(layers);
         }
@@ -215,6 +219,12 @@ mod tests {
                 Err(SynthError::Layers { found }) if found == layers
             ));
         }
+        // A list of so many layers would not fit in memory.
+        let error = SynthSpec { layers: Some(4_000_000_000), ..spec }.package().err().unwrap();
+        assert_eq!(
+            error.to_string(),
+            "backbone_config.num_hidden_layers: expected 1 to 1024, found 4000000000; ask for a smaller member"
+        );
         assert!(matches!(SynthSpec { vocab: Some(1999), ..spec }.package(), Err(SynthError::Vocabulary { .. })));
         assert!(matches!(SynthSpec { vocab: Some(1 << 40), ..spec }.package(), Err(SynthError::Config { .. })));
         assert!("5b".parse::<Shape>().is_err());

@@ -1,11 +1,12 @@
 use std::collections::BTreeMap;
-use std::fs;
+use std::os::unix::fs::symlink;
+use std::{env, fs, thread};
 
 use safetensors::SafeTensors;
 use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 
-use super::files::{header, shard, stream};
+use super::files::{header, shard, stream, stream_on};
 use super::values::SynthTensor;
 use super::*;
 use crate::member::{Digest, MemberError, Package, Trust};
@@ -45,6 +46,15 @@ fn check_digests(shape: Shape, folder: &str) {
     assert_eq!(digests, recorded_digests(folder));
 }
 
+/// A minute of work in an unoptimised build: for the full run only.
+fn is_full(name: &str) -> bool {
+    let full = env::var_os("SYNOD_FULL").is_some_and(|value| value == "1");
+    if !full {
+        eprintln!("{name}: skipped, SYNOD_FULL is not 1");
+    }
+    full
+}
+
 #[test]
 fn tiny_tensors_equal_the_recorded_ones() {
     check_digests(Shape::Tiny, "tiny");
@@ -57,12 +67,16 @@ fn tensors_of_the_08b_shape_equal_the_recorded_ones() {
 
 #[test]
 fn tensors_of_the_4b_shape_equal_the_recorded_ones() {
-    check_digests(Shape::Vela4b, "4b-4");
+    if is_full("tensors_of_the_4b_shape_equal_the_recorded_ones") {
+        check_digests(Shape::Vela4b, "4b-4");
+    }
 }
 
 #[test]
 fn tensors_of_the_9b_shape_equal_the_recorded_ones() {
-    check_digests(Shape::Vela9b, "9b-4");
+    if is_full("tensors_of_the_9b_shape_equal_the_recorded_ones") {
+        check_digests(Shape::Vela9b, "9b-4");
+    }
 }
 
 /// A file that only this reader could read would make every test of the package circular.
@@ -148,10 +162,39 @@ fn a_folder_with_files_is_refused_and_left_alone() {
     let error = write(&SynthSpec { seed: 2, ..spec(Shape::Tiny) }, &out, &()).unwrap_err();
     assert!(matches!(error, SynthError::NotEmpty { .. }), "{error}");
     assert_eq!(fs::read(out.join("MODEL_MANIFEST.json")).unwrap(), before);
-    fs::write(folder.path().join("file"), "x").unwrap();
-    let error = write(&spec(Shape::Tiny), &folder.path().join("file"), &()).unwrap_err();
+}
+
+/// A rename would fail on each, after all the work.
+#[test]
+fn a_place_that_cannot_become_a_folder_is_refused_before_the_work() {
+    struct Unstarted;
+    impl Progress for Unstarted {
+        fn start(&self, _total_bytes: u64) {
+            panic!("the work must not begin");
+        }
+        fn advance(&self, _bytes: u64) {}
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    fs::write(path("file"), "x").unwrap();
+    fs::create_dir(path("empty")).unwrap();
+    symlink(path("empty"), path("link")).unwrap();
+    symlink(path("absent"), path("dangling")).unwrap();
+    for name in ["file", "link", "dangling"] {
+        let error = write(&spec(Shape::Tiny), &path(name), &Unstarted).unwrap_err();
+        assert!(matches!(error, SynthError::NotAFolder { .. }), "{error}");
+    }
+    let error = write(&spec(Shape::Tiny), &path("file/nested"), &Unstarted).unwrap_err();
     assert!(matches!(error, SynthError::Io { .. }), "{error}");
-    assert_eq!(fs::read(folder.path().join("file")).unwrap(), b"x");
+    assert_eq!(fs::read(path("file")).unwrap(), b"x");
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 4, "nothing has come");
+}
+
+#[test]
+fn a_thread_that_cannot_be_started_is_an_error() {
+    // No machine has the address space for such a stack.
+    let builder = || thread::Builder::new().stack_size(1 << 60);
+    stream_on(builder, &tensors(&spec(Shape::Tiny)), &mut |_| panic!("nothing can have been made")).unwrap_err();
 }
 
 /// `config.json` holds what the recorded members were made of; the recorder's own file is not kept.
