@@ -2,13 +2,17 @@
 //!
 //! Keys are normed and rotated once and packed as panels `[head_dim][NR keys]`, values as panels `[tokens][NR columns]`;
 //! a prefix's panels serve all its blocks. A piece of work has a few queries of one head: their scores with every key
-//! they see (a strip of `MR × keys`, never `L × L`), the softmax of each row, and the product with the values, block by
-//! block of [`KC`] keys counted from the start of the prefix and of the sequence. A masked key has probability zero, so
-//! a query's sum has the same bits whichever queries share its tile.
+//! they see (a strip of `MR × keys`, never `L × L`), the softmax of each row, and the product with the values: of the
+//! keys that all the tile's queries see, block by block of [`KC`] keys counted from the start of the prefix and of the
+//! sequence; of the tile's own keys, query by query up to the query itself.
+//!
+//! Invariant: a key that a query does not see takes no part in the query's result. A probability of zero would not keep
+//! it out: zero times an infinite value is not a number. Tiles are counted from the start of the sequence, so a query's
+//! sum has the same bits whichever queries share its tile.
 
 use std::ops::Range;
 
-use crate::cpu::gemm::{KC, MAX_MR, MAX_NR, NR_VECTORS, PanelColumns, multiply, tile_rows};
+use crate::cpu::gemm::{KC, MAX_MR, MAX_NR, NR_VECTORS, PanelColumns, TileRows, multiply, tile_rows};
 use crate::cpu::math;
 use crate::cpu::pool::Pool;
 use crate::cpu::shared::SharedMatrix;
@@ -45,7 +49,7 @@ struct KeyPanel {
     position: usize,
 }
 
-/// The keys of one sequence that a tile's queries see, from its first on.
+/// Some keys of one sequence, from its first on.
 #[derive(Clone, Copy)]
 struct Segment {
     first_panel: usize,
@@ -94,7 +98,7 @@ impl Attention<'_> {
         scratch: &mut AttentionScratch,
         out: &mut HostMatrix,
     ) {
-        let plan = Plan::new(packing, isa.run(PanelColumns), isa.run(TileQueries));
+        let plan = Plan::new(packing, isa.run(PanelColumns), isa.run(TileRows));
         if plan.tiles.is_empty() {
             return;
         }
@@ -105,13 +109,13 @@ impl Attention<'_> {
         pool.for_each(plan.tiles.len() * heads, |item| {
             let (number, queries) = plan.tiles[item / heads].clone();
             let sequence = packing.sequences[number];
-            let parent = sequence.parent.map(|parent| plan.segment(packing, parent, sequence.position));
-            let segments = [parent, Some(plan.segment(packing, number, queries.end))];
+            let prefix = sequence.parent.map(|parent| plan.segment(packing, parent, sequence.position));
             isa.run(QueryTile {
                 operands: self,
                 plan: &plan,
                 scratch,
-                segments,
+                prefix,
+                own: plan.segment(packing, number, queries.end),
                 sequence,
                 queries,
                 head: item % heads,
@@ -176,17 +180,6 @@ impl Attention<'_> {
     }
 }
 
-/// Queries of a full tile.
-struct TileQueries;
-
-impl Kernel for TileQueries {
-    type Output = usize;
-    #[inline(always)]
-    fn run<S: Simd>(self, _: S) -> usize {
-        S::MR
-    }
-}
-
 /// Norms, rotates and transposes one panel of keys of one head.
 struct PackKeys<'a> {
     operands: &'a Attention<'a>,
@@ -221,8 +214,10 @@ struct QueryTile<'a> {
     operands: &'a Attention<'a>,
     plan: &'a Plan,
     scratch: &'a AttentionScratch,
-    /// The keys that the queries see: the parent's, then the sequence's own.
-    segments: [Option<Segment>; 2],
+    /// The parent's keys, all of which every query sees.
+    prefix: Option<Segment>,
+    /// The sequence's own keys that the last query sees.
+    own: Segment,
     sequence: Sequence,
     queries: Range<usize>,
     head: usize,
@@ -235,20 +230,34 @@ impl Kernel for QueryTile<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
         let height = tile_rows(self.queries.len());
-        let visible = self.sequence.position + self.queries.end;
+        let common = self.sequence.position + self.queries.start;
+        let visible = common + self.queries.len();
         let mut scores = vec![0.0; height * visible];
         self.score(simd, height, &mut scores);
-        let mut probabilities = vec![0.0; visible * height];
-        let mut totals = [1.0; MAX_MR];
+        let mut weights =
+            Weights { height, common: vec![0.0; common * height], own: [[0.0; MAX_MR]; MAX_MR], totals: [1.0; MAX_MR] };
         for (query, scores) in scores.chunks_exact_mut(visible).take(self.queries.len()).enumerate() {
-            let seen = self.sequence.position + self.queries.start + query + 1;
-            totals[query] = exponentials(simd, &mut scores[..seen]);
-            for (probabilities, &score) in probabilities.chunks_exact_mut(height).zip(&scores[..seen]) {
-                probabilities[query] = score;
+            let seen = &mut scores[..=common + query];
+            weights.totals[query] = exponentials(simd, seen);
+            let (shared, own) = seen.split_at(common);
+            for (weights, &weight) in weights.common.chunks_exact_mut(height).zip(shared) {
+                weights[query] = weight;
             }
+            weights.own[query][..own.len()].copy_from_slice(own);
         }
-        self.mix(simd, height, &probabilities, &totals);
+        self.mix(simd, &weights);
     }
+}
+
+/// How much of each value goes into each query's result, before the division by the query's total.
+struct Weights {
+    /// Queries of the register tile.
+    height: usize,
+    /// `[keys before the tile, height]`: of the keys that every query sees.
+    common: Vec<f32>,
+    /// `[query, key]`: of the tile's own keys, as many for each query as it sees.
+    own: [[f32; MAX_MR]; MAX_MR],
+    totals: [f32; MAX_MR],
 }
 
 impl QueryTile<'_> {
@@ -294,7 +303,7 @@ impl QueryTile<'_> {
         let queries = self.pack_queries(simd, height);
         let mut products = [0.0; MAX_MR * MAX_NR];
         let mut start = 0;
-        for segment in self.segments.into_iter().flatten() {
+        for segment in self.prefix.into_iter().chain([self.own]) {
             let end = start + segment.keys;
             for (panel, first) in (start..end).step_by(width).enumerate() {
                 let panel = first_panel + segment.first_panel + panel;
@@ -309,14 +318,14 @@ impl QueryTile<'_> {
         }
     }
 
-    /// Writes `sigmoid(gate) · Σ_j probabilities[j] · v[j] / total` of every query.
+    /// Writes `sigmoid(gate) · Σ_j weights[j] · v[j] / total` of every query.
     #[inline(always)]
-    fn mix<S: Simd>(&self, simd: S, height: usize, probabilities: &[f32], totals: &[f32]) {
+    fn mix<S: Simd>(&self, simd: S, weights: &Weights) {
         let width = NR_VECTORS * S::LANES;
         let head_dim = self.operands.shape.head_dim;
         let mut sums = [0.0; MAX_MR * MAX_NR];
         for panel in 0..head_dim.div_ceil(width) {
-            self.weighted_values(simd, height, probabilities, panel, &mut sums);
+            self.weighted_values(simd, weights, panel, &mut sums);
             let columns = panel * width..head_dim.min((panel + 1) * width);
             for query in 0..self.queries.len() {
                 let row = self.sequence.start + self.queries.start + query;
@@ -325,7 +334,7 @@ impl QueryTile<'_> {
                 // SAFETY: no other piece has this head of these queries; the part ends with this iteration.
                 let out = unsafe { self.out.part(row, head + columns.start..head + columns.end) };
                 let sums = &sums[query * width..][..out.len()];
-                let scale = simd.splat(1.0 / totals[query]);
+                let scale = simd.splat(1.0 / weights.totals[query]);
                 let gate = &gate[columns.clone()];
                 for part in parts::<S>(out.len()) {
                     let mean = simd.mul(simd.load_part(sums, part, 0.0), scale);
@@ -336,34 +345,38 @@ impl QueryTile<'_> {
         }
     }
 
-    /// `sums[i, c] = Σ_j probabilities[j, i] · v[j, c]` for a panel of columns.
+    /// `sums[i, c] = Σ_j weights[j, i] · v[j, c]` for a panel of columns, over the keys that query `i` sees.
     #[inline(always)]
-    fn weighted_values<S: Simd>(
-        &self,
-        simd: S,
-        height: usize,
-        probabilities: &[f32],
-        panel: usize,
-        sums: &mut [f32; MAX_MR * MAX_NR],
-    ) {
+    fn weighted_values<S: Simd>(&self, simd: S, weights: &Weights, panel: usize, sums: &mut [f32; MAX_MR * MAX_NR]) {
         let width = NR_VECTORS * S::LANES;
         let tokens = self.operands.v.shape().0;
         let panels = self.operands.shape.head_dim.div_ceil(width);
         let values = &self.scratch.values[(self.kv_head() * panels + panel) * tokens * width..][..tokens * width];
         let mut products = [0.0; MAX_MR * MAX_NR];
-        let mut rest = probabilities;
+        let mut rest = weights.common.as_slice();
         sums.fill(0.0);
-        for segment in self.segments.into_iter().flatten() {
-            let (probabilities, after) = rest.split_at(segment.keys * height);
+        for segment in self.prefix.into_iter().chain([Segment { keys: self.queries.start, ..self.own }]) {
+            let (weights_of_segment, after) = rest.split_at(segment.keys * weights.height);
             rest = after;
             let values = &values[segment.first_row * width..];
-            for (probabilities, values) in probabilities.chunks(KC * height).zip(values.chunks(KC * width)) {
-                multiply(simd, height, probabilities, values, &mut products);
-                for (sum, product) in sums[..height * width].iter_mut().zip(&products) {
-                    *sum += product;
-                }
+            for (block, values) in weights_of_segment.chunks(KC * weights.height).zip(values.chunks(KC * width)) {
+                multiply(simd, weights.height, block, values, &mut products);
+                add(&mut sums[..weights.height * width], &products);
             }
         }
+        let values = &values[(self.own.first_row + self.queries.start) * width..];
+        for (query, sums) in sums.chunks_exact_mut(width).take(self.queries.len()).enumerate() {
+            multiply(simd, 1, &weights.own[query][..=query], values, &mut products);
+            add(sums, &products);
+        }
+    }
+}
+
+/// `sums += products`, as many as there are sums.
+#[inline(always)]
+fn add(sums: &mut [f32], products: &[f32]) {
+    for (sum, product) in sums.iter_mut().zip(products) {
+        *sum += product;
     }
 }
 

@@ -88,6 +88,7 @@ pub(crate) fn gated_delta_shapes() -> Vec<GatedDeltaShape> {
 }
 
 /// Operands of the attention.
+#[derive(Clone)]
 pub(crate) struct AttentionCase {
     pub(crate) packing: Packing,
     pub(crate) shape: AttentionShape,

@@ -90,7 +90,7 @@ impl Kernel for PanelColumns {
 }
 
 /// Rows of a full register tile.
-struct TileRows;
+pub(crate) struct TileRows;
 
 impl Kernel for TileRows {
     type Output = usize;
