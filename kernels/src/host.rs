@@ -53,11 +53,9 @@ pub struct HostVector(pub(crate) Vec<f32>);
 pub struct HostEmbedding(pub(crate) Box<dyn RowSource>);
 
 impl HostEmbedding {
-    /// Reads the rows `ids` into `out`, shaped `[ids, hidden]`.
-    pub(crate) fn gather(&self, ids: &[u32], out: &mut HostMatrix) -> Result<(), KernelError> {
-        checks::indices("embedding_gather", "token id", ids, self.0.rows())?;
-        out.reshape(ids.len(), self.0.width());
-        self.0.read_rows(ids, out.values_mut())
+    /// Refuses token ids that the table does not have.
+    pub(crate) fn check(&self, ids: &[u32]) -> Result<(), KernelError> {
+        checks::indices("embedding_gather", "token id", ids, self.0.rows())
     }
 }
 
@@ -75,12 +73,30 @@ impl HostTensor<'_> {
         Ok((self.shape[0], self.shape[1]))
     }
 
-    /// Every element widened to F32 (exactly: BF16 is the upper half of an F32), row-major.
+    /// Every element widened to F32, row-major.
     pub(crate) fn widened(&self, op: &'static str) -> Result<Vec<f32>, KernelError> {
         self.check(op)?;
-        Ok(match self.dtype {
-            DType::F32 => self.bytes.as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect(),
-            DType::Bf16 => self.bytes.as_chunks().0.iter().map(|&bytes| bf16::from_le_bytes(bytes).to_f32()).collect(),
-        })
+        let mut values = vec![0.0; checks::product(self.shape)];
+        widen(self.dtype, self.bytes, &mut values);
+        Ok(values)
+    }
+}
+
+/// Writes the elements of little-endian `bytes`, widened to F32, into `out`; exactly, since BF16 is the upper half of an
+/// F32.
+///
+/// # Panics
+/// If `bytes` has not as many elements as `out`.
+pub fn widen(dtype: DType, bytes: &[u8], out: &mut [f32]) {
+    assert_eq!(bytes.len(), out.len() * dtype.bytes(), "bytes of the elements to widen");
+    match dtype {
+        DType::F32 => widen_each(bytes, out, f32::from_le_bytes),
+        DType::Bf16 => widen_each(bytes, out, |bytes| bf16::from_le_bytes(bytes).to_f32()),
+    }
+}
+
+fn widen_each<const BYTES: usize>(bytes: &[u8], out: &mut [f32], from_bytes: impl Fn([u8; BYTES]) -> f32) {
+    for (out, &bytes) in out.iter_mut().zip(bytes.as_chunks().0) {
+        *out = from_bytes(bytes);
     }
 }

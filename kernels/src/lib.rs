@@ -16,4 +16,4 @@ mod tests;
 
 pub use device::{AttentionShape, DType, Device, GatedDeltaShape, HostTensor, Packing, PairGroup, RowSource, Sequence};
 pub use error::KernelError;
-pub use host::{HostEmbedding, HostMatrix, HostVector};
+pub use host::{HostEmbedding, HostMatrix, HostVector, widen};

@@ -16,7 +16,7 @@ pub(crate) fn causal_conv1d_silu(
     out: &mut HostMatrix,
 ) {
     let channels = x.shape().1;
-    let taps = transposed(weight, channels);
+    let taps = transposed(pool, weight, channels);
     pool.for_each_row(out, |row, out| {
         // Sequences are in row order; an empty one has no row.
         let number = packing.sequences.partition_point(|sequence| sequence.start + sequence.len <= row);
@@ -25,14 +25,13 @@ pub(crate) fn causal_conv1d_silu(
 }
 
 /// `[channels, taps]` to `[taps, channels]`.
-fn transposed(weight: &[f32], channels: usize) -> Vec<f32> {
-    let taps = weight.len() / channels.max(1);
+fn transposed(pool: &Pool, weight: &[f32], channels: usize) -> Vec<f32> {
     let mut transposed = vec![0.0; weight.len()];
-    for (channel, weights) in weight.chunks_exact(taps.max(1)).enumerate() {
-        for (tap, &weight) in weights.iter().enumerate() {
-            transposed[tap * channels + channel] = weight;
+    pool.for_each_chunk(&mut transposed, channels, 1, |tap, transposed| {
+        for (value, weights) in transposed.iter_mut().zip(weight.chunks_exact(weight.len() / channels)) {
+            *value = weights[tap];
         }
-    }
+    });
     transposed
 }
 

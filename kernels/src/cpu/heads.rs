@@ -1,4 +1,5 @@
-//! Operations of the heads: few rows, so sums are F64 where they run over rows.
+//! Operations of the heads. They have few rows, so what can cancel is F64 here: the sums of means, of the statistics of
+//! a layer norm and of the perceptron's terms in a pair score. Everything else is F32.
 
 use std::f32::consts::FRAC_1_SQRT_2;
 use std::ops::Range;
@@ -15,16 +16,58 @@ unsafe extern "C" {
     safe fn erff(x: f32) -> f32;
 }
 
-/// The mean of the rows `range`, which is not empty, summed in row order.
-pub(crate) fn mean_row(x: &HostMatrix, range: &Range<u32>) -> Vec<f64> {
-    let mut sums = vec![0.0; x.shape().1];
-    for row in range.start..range.end {
-        for (sum, &value) in sums.iter_mut().zip(x.row(row as usize)) {
-            *sum += f64::from(value);
+/// Columns whose sums are kept in registers over the rows.
+const MEAN_COLUMNS: usize = 32;
+
+/// Writes the mean of the rows `range`, which is not empty, summed in row order.
+fn mean_row(x: &HostMatrix, range: &Range<u32>, mean: &mut [f64]) {
+    let count = f64::from(range.end - range.start);
+    for (block, means) in mean.chunks_mut(MEAN_COLUMNS).enumerate() {
+        let mut sums = [0.0; MEAN_COLUMNS];
+        for row in range.clone() {
+            let values = &x.row(row as usize)[block * MEAN_COLUMNS..][..means.len()];
+            for (sum, &value) in sums.iter_mut().zip(values) {
+                *sum += f64::from(value);
+            }
+        }
+        for (mean, sum) in means.iter_mut().zip(sums) {
+            *mean = sum / count;
         }
     }
-    let count = f64::from(range.end - range.start);
-    sums.into_iter().map(|sum| sum / count).collect()
+}
+
+/// The mean row of each range, `[ranges, columns]`.
+fn mean_rows_f64(pool: &Pool, x: &HostMatrix, ranges: &[Range<u32>]) -> Vec<f64> {
+    let columns = x.shape().1;
+    let mut means = vec![0.0; ranges.len() * columns];
+    pool.for_each_chunk(&mut means, columns, 1, |index, mean| mean_row(x, &ranges[index], mean));
+    means
+}
+
+/// The checked operation of [`crate::Device::mean_rows`]; `out` has its shape.
+pub(crate) fn mean_rows(pool: &Pool, x: &HostMatrix, ranges: &[Range<u32>], out: &mut HostMatrix) {
+    let means = mean_rows_f64(pool, x, ranges);
+    let columns = x.shape().1;
+    pool.for_each_row(out, |row, out| {
+        for (out, &mean) in out.iter_mut().zip(&means[row * columns..]) {
+            *out = mean as f32;
+        }
+    });
+}
+
+/// The checked operation of [`crate::Device::center_rows`].
+pub(crate) fn center_rows(pool: &Pool, x: &mut HostMatrix, groups: &[Range<u32>]) {
+    let means = mean_rows_f64(pool, x, groups);
+    let columns = x.shape().1;
+    pool.for_each_row(x, |row, values| {
+        // Groups are ascending and disjoint; a row between them stays as it is.
+        let group = groups.partition_point(|group| group.end as usize <= row);
+        if groups.get(group).is_some_and(|group| group.start as usize <= row) {
+            for (value, mean) in values.iter_mut().zip(&means[group * columns..]) {
+                *value = (f64::from(*value) - mean) as f32;
+            }
+        }
+    });
 }
 
 /// `out = (x − mean) · rsqrt(variance + eps) · weight + bias` of one row.

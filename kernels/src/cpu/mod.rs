@@ -4,7 +4,8 @@
 //! batch and stays. Invariant: a result for a token depends only on its own sequence and prefix, bit for bit: work is
 //! split between elements of a result, never inside a sum.
 //!
-//! Absent on purpose: arithmetic below F32. Weights may be BF16 in memory; every product and sum is F32.
+//! Absent on purpose: arithmetic below F32. Weights may be BF16 in memory; products and sums are F32, and F64 where the
+//! heads could lose digits (see `heads`).
 
 // What a kernel calls must be inlined into the function that enables its instruction set: see `simd`.
 #![allow(clippy::inline_always)]
@@ -12,6 +13,7 @@
 mod aligned;
 mod attention;
 mod conv;
+mod embedding;
 mod gated_delta;
 mod gemm;
 mod heads;
@@ -44,6 +46,7 @@ pub struct CpuDevice {
 /// Memory that operations reuse. Nothing in it outlives an operation but the rotary table.
 #[derive(Default)]
 struct Scratch {
+    embedding: embedding::DistinctRows,
     lhs: gemm::Lhs,
     gated_delta: gated_delta::GatedDeltaScratch,
     attention: attention::AttentionScratch,
@@ -111,7 +114,8 @@ impl Device for CpuDevice {
     }
 
     fn embedding_gather(&self, table: &HostEmbedding, ids: &[u32], out: &mut HostMatrix) -> Result<(), KernelError> {
-        table.gather(ids, out)
+        table.check(ids)?;
+        self.scratch().embedding.gather(&self.pool, table, ids, out)
     }
 
     fn linear(&self, weight: &CpuWeight, x: &HostMatrix, out: &mut HostMatrix) -> Result<(), KernelError> {
@@ -234,7 +238,7 @@ impl Device for CpuDevice {
         let mut scratch = self.scratch();
         let Scratch { attention, rotary, .. } = &mut *scratch;
         let positions = packing.sequences.iter().map(|sequence| sequence.position + sequence.len).max().unwrap_or(0);
-        rotary.cover(Rotary::new(shape.rotary_dim, shape.rope_theta), positions);
+        self.pool.run(|| rotary.cover(Rotary::new(shape.rotary_dim, shape.rope_theta), positions));
         let (q_norm, k_norm) = (&q_norm.0, &k_norm.0);
         let operands = attention::Attention { shape, q_gate, k, v, q_norm, k_norm, rotary };
         operands.run(&self.pool, self.isa, packing, attention, out);
@@ -251,11 +255,7 @@ impl Device for CpuDevice {
     fn mean_rows(&self, x: &HostMatrix, ranges: &[Range<u32>], out: &mut HostMatrix) -> Result<(), KernelError> {
         ranges.iter().try_for_each(|range| checks::range("mean_rows", range, x.shape().0))?;
         out.reshape(ranges.len(), x.shape().1);
-        self.pool.for_each_row(out, |row, out| {
-            for (out, mean) in out.iter_mut().zip(heads::mean_row(x, &ranges[row])) {
-                *out = mean as f32;
-            }
-        });
+        heads::mean_rows(&self.pool, x, ranges, out);
         Ok(())
     }
 
@@ -279,14 +279,7 @@ impl Device for CpuDevice {
 
     fn center_rows(&self, x: &mut HostMatrix, groups: &[Range<u32>]) -> Result<(), KernelError> {
         checks::disjoint_ranges("center_rows", groups, x.shape().0)?;
-        for group in groups {
-            let mean = heads::mean_row(x, group);
-            for row in group.start..group.end {
-                for (value, mean) in x.row_mut(row as usize).iter_mut().zip(&mean) {
-                    *value = (f64::from(*value) - mean) as f32;
-                }
-            }
-        }
+        heads::center_rows(&self.pool, x, groups);
         Ok(())
     }
 

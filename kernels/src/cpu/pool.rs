@@ -30,7 +30,8 @@ impl Pool {
         }
         let available = available_cores()?;
         if let Some(core) = cores.iter().find(|core| !available.contains(core)) {
-            return Err(failure(format!("core {core} is not among those this process may use: {available:?}")));
+            let available = ranges(&available);
+            return Err(failure(format!("core {core} is not among those this process may use: {available}")));
         }
         let threads = rayon::ThreadPoolBuilder::new()
             .num_threads(cores.len())
@@ -79,6 +80,24 @@ impl Pool {
         });
     }
 
+    /// As [`Pool::for_each_chunk`], for work that can fail.
+    ///
+    /// # Errors
+    /// That of the first chunk that failed, whichever thread was faster.
+    pub(crate) fn try_for_each_chunk<T: Send>(
+        &self,
+        values: &mut [T],
+        length: usize,
+        work: impl Fn(usize, &mut [T]) -> Result<(), KernelError> + Send + Sync,
+    ) -> Result<(), KernelError> {
+        if values.is_empty() {
+            return Ok(());
+        }
+        let chunks = values.par_chunks_mut(length).enumerate().with_max_len(1);
+        let results: Vec<_> = self.run(|| chunks.map(|(index, chunk)| work(index, chunk)).collect());
+        results.into_iter().collect()
+    }
+
     /// Calls `work(row, left, right)` for every row of two matrices of one shape.
     pub(crate) fn for_each_row_pair(
         &self,
@@ -110,6 +129,16 @@ pub(crate) fn available_cores() -> Result<Vec<usize>, KernelError> {
     Ok((0..MASK_WORDS * WORD_BITS).filter(is_set).collect())
 }
 
+/// Ascending numbers as ranges, `0-3, 8`: a server has hundreds of cores, and the message is one line.
+fn ranges(numbers: &[usize]) -> String {
+    let runs = numbers.chunk_by(|&number, &next| number + 1 == next);
+    let ranges = runs.map(|run| match run {
+        [only] => only.to_string(),
+        run => format!("{}-{}", run[0], run[run.len() - 1]),
+    });
+    ranges.collect::<Vec<_>>().join(", ")
+}
+
 /// Confines the calling thread to one core, which [`available_cores`] named (hence inside the mask).
 fn pin(core: usize) -> Result<(), KernelError> {
     let mut mask: Mask = [0; MASK_WORDS];
@@ -124,4 +153,35 @@ fn pin(core: usize) -> Result<(), KernelError> {
 
 fn failure(message: String) -> KernelError {
     KernelError::Resource { op: "cpu threads", message }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cores_are_named_in_ranges() {
+        for (cores, expected) in [
+            (&[][..], ""),
+            (&[5], "5"),
+            (&[0, 1], "0-1"),
+            (&[0, 1, 2, 3, 8], "0-3, 8"),
+            (&[1, 3, 64, 65, 66], "1, 3, 64-66"),
+        ] {
+            assert_eq!(ranges(cores), expected);
+        }
+    }
+
+    /// A message must be the same each time: the thread that fails first does not decide.
+    #[test]
+    fn the_first_chunk_that_fails_is_reported() {
+        let pool = Pool::new(&available_cores().unwrap()).unwrap();
+        let mut values = [0; 64];
+        let result = pool.try_for_each_chunk(&mut values, 2, |chunk, values| {
+            values.fill(chunk);
+            if chunk < 7 { Ok(()) } else { Err(failure(format!("chunk {chunk}"))) }
+        });
+        assert_eq!(result.unwrap_err().to_string(), "cpu threads: chunk 7");
+        assert_eq!((values[12], values[13]), (6, 6), "what did not fail is done");
+    }
 }
