@@ -7,8 +7,7 @@
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
-use half::bf16;
-use synod_kernels::{DType, KernelError, RowSource};
+use synod_kernels::{DType, KernelError, RowSource, widen};
 
 use super::MemberError;
 use super::shard::{Shard, StoredTensor};
@@ -89,21 +88,5 @@ impl RowSource for EmbeddingRows {
             widen(self.dtype, &row, out);
         }
         Ok(())
-    }
-}
-
-/// Widens little-endian values to F32, exactly.
-fn widen(dtype: DType, bytes: &[u8], out: &mut [f32]) {
-    match dtype {
-        DType::F32 => {
-            for (out, bytes) in out.iter_mut().zip(bytes.as_chunks().0) {
-                *out = f32::from_le_bytes(*bytes);
-            }
-        }
-        DType::Bf16 => {
-            for (out, bytes) in out.iter_mut().zip(bytes.as_chunks().0) {
-                *out = bf16::from_le_bytes(*bytes).to_f32();
-            }
-        }
     }
 }

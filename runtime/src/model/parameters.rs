@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use synod_kernels::{DType, Device, HostTensor};
+use synod_kernels::{Device, HostTensor, widen};
 
 use super::ModelError;
 use super::qwen3_5::config::{TensorKind, TensorSpec};
@@ -119,13 +119,9 @@ impl Storage {
 
 /// The value of a tensor of one value, widened to F32.
 fn scalar_value(tensor: HostTensor<'_>) -> f32 {
-    let bits = |range: std::ops::Range<usize>| {
-        tensor.bytes[range].iter().rev().fold(0_u32, |bits, &byte| bits << 8 | u32::from(byte))
-    };
-    match tensor.dtype {
-        DType::F32 => f32::from_bits(bits(0..4)),
-        DType::Bf16 => f32::from_bits(bits(0..2) << 16),
-    }
+    let mut value = [0.0];
+    widen(tensor.dtype, tensor.bytes, &mut value);
+    value[0]
 }
 
 fn take<T>(tensors: &mut HashMap<String, T>, name: &str) -> Result<T, ModelError> {
@@ -134,6 +130,7 @@ fn take<T>(tensors: &mut HashMap<String, T>, name: &str) -> Result<T, ModelError
 
 #[cfg(test)]
 mod tests {
+    use synod_kernels::DType;
     use synod_kernels::reference::Reference;
 
     use super::*;
