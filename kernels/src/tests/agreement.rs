@@ -53,7 +53,9 @@ fn linear_agrees_over_several_blocks() {
     for device in cpu_devices(2) {
         for (m, n, k) in [(3, 70, 255), (20, 65, 257), (350, 40, 512), (1030, 130, 17), (2, 1000, 600)] {
             let (w, x) = (random_values(&mut random, n, k), random_values(&mut random, m, k));
-            check_linear(&device, DType::Bf16, &w, &x);
+            for dtype in [DType::F32, DType::Bf16] {
+                check_linear(&device, dtype, &w, &x);
+            }
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Array that can be derived by hand, on the reference and on every instruction set.
+//! Results that can be derived by hand, on the reference and on every instruction set.
 
 use std::f32::consts::SQRT_2;
 

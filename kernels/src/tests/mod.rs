@@ -85,11 +85,11 @@ pub(crate) fn random_values(random: &mut StdRng, rows: usize, columns: usize) ->
     Array { rows, columns, values: (0..rows * columns).map(|_| random.random_range(-1.0..1.0)).collect() }
 }
 
-/// One device per instruction set of this machine, on as many cores as asked for, if there are so many.
-pub(crate) fn cpu_devices(cores: usize) -> Vec<CpuDevice> {
-    let available = CpuDevice::available_cores().unwrap();
-    let cores = &available[..cores.min(available.len())];
-    Isa::available().into_iter().map(|isa| CpuDevice::with_isa(cores, isa).unwrap()).collect()
+/// One device per instruction set of this machine, with as many threads as asked for; where there are fewer cores,
+/// threads share one, so that work is split as on more.
+pub(crate) fn cpu_devices(threads: usize) -> Vec<CpuDevice> {
+    let cores: Vec<usize> = CpuDevice::available_cores().unwrap().into_iter().cycle().take(threads).collect();
+    Isa::available().into_iter().map(|isa| CpuDevice::with_isa(&cores, isa).unwrap()).collect()
 }
 
 /// Asserts that shapes are equal and every value is within `tolerance · max(1, |expected|)`.
@@ -99,6 +99,21 @@ pub(crate) fn assert_close(found: &Array, expected: &Array, tolerance: f32, what
     for (index, (&found, &expected)) in found.values.iter().zip(&expected.values).enumerate() {
         let allowed = tolerance * expected.abs().max(1.0);
         assert!((found - expected).abs() <= allowed, "{what}: element {index}: {found} for {expected}");
+    }
+}
+
+/// Threads that run at the same time are tested where the machine has two cores: there a run that may use only one fails
+/// instead of passing on less.
+#[test]
+#[cfg(target_os = "linux")]
+fn threads_are_tested_on_cores_of_their_own() {
+    let processors = std::fs::read_to_string("/proc/stat").unwrap();
+    let is_processor = |line: &&str| line.starts_with("cpu") && !line.starts_with("cpu ");
+    let processors = processors.lines().filter(is_processor).count();
+    let available = CpuDevice::available_cores().unwrap().len();
+    assert!(available >= processors.min(2), "run the tests on two of this machine's {processors} cores, not on one");
+    if processors < 2 {
+        println!("not tested here: threads on cores of their own");
     }
 }
 
