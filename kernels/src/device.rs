@@ -279,7 +279,7 @@ pub trait Device: Send {
 
     /// The pair scores that every head ends in (spec: vela.md §8). For each [`PairGroup`] and each left row `i` and
     /// right row `j` of it: `⟨left_dot[i], right_dot[j]⟩ / √d + Σ_c scalar[c] · GELU(left_mlp[i, c] + right_mlp[j, c])`,
-    /// GELU in its exact (erf) form, everything F32. All four matrices are `[rows, d]`. Writes the scores of each
+    /// GELU in its exact (erf) form, in F32 or better. All four matrices are `[rows, d]`. Writes the F32 scores of each
     /// group row-major (`[left, right]`), group after group, to host memory.
     #[allow(clippy::too_many_arguments)]
     fn pair_scores(
