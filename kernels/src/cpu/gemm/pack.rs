@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::cpu::gemm::{NR_VECTORS, PanelColumns, tile_rows};
+use crate::cpu::gemm::{KC, NR_VECTORS, PanelColumns, tile_rows};
 use crate::cpu::pool::Pool;
 use crate::cpu::simd::{Isa, Simd};
 use crate::host::HostMatrix;
@@ -125,10 +125,16 @@ impl Lhs {
         pool.for_each_chunk(&mut self.values, full_rows * inputs, 1, |tile, values| {
             let height = values.len() / inputs;
             let first = rows.start + tile * full_rows;
-            for row in 0..height {
-                let source = (first + row < rows.end).then(|| x.row(first + row));
-                for (input, values) in values.chunks_exact_mut(height).enumerate() {
-                    values[row] = source.map_or(0.0, |source| source[input]);
+            // A block of the tile at a time, which stays in cache while each row is scattered over it.
+            for (block, values) in values.chunks_mut(KC * height).enumerate() {
+                for row in 0..height {
+                    let scattered = values[row..].iter_mut().step_by(height);
+                    if first + row < rows.end {
+                        let source = &x.row(first + row)[block * KC..];
+                        scattered.zip(source).for_each(|(value, &x)| *value = x);
+                    } else {
+                        scattered.for_each(|value| *value = 0.0);
+                    }
                 }
             }
         });
