@@ -1,0 +1,7 @@
+//! The `synod` binary under the name that the tests of this crate start.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    synod::cli::main()
+}
