@@ -3,8 +3,6 @@
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
-use sha2::{Digest, Sha256};
-
 use crate::fixtures;
 
 /// A deployment file in the making.
@@ -78,7 +76,7 @@ impl Deployment {
     /// A key that may ask `models` (all of them if that is empty).
     #[must_use]
     pub fn key(self, name: &str, secret: &str, models: &[&str]) -> Self {
-        let digest = hex::encode(Sha256::digest(secret));
+        let digest = fixtures::sha256(secret.as_bytes());
         let models = if models.is_empty() { String::new() } else { format!("models = {models:?}\n") };
         self.tables(&format!("[[key]]\nname = {name:?}\nsha256 = {digest:?}\n{models}"))
     }

@@ -33,7 +33,12 @@ pub fn text(relative: &str) -> String {
 pub fn anchor(package: &Path) -> String {
     let manifest = package.join("MODEL_MANIFEST.json");
     let bytes = fs::read(&manifest).unwrap_or_else(|error| panic!("{}: {error}", manifest.display()));
-    format!("sha256:{}", hex::encode(Sha256::digest(bytes)))
+    format!("sha256:{}", sha256(&bytes))
+}
+
+/// A digest in lower-case hexadecimal.
+pub fn sha256(bytes: &[u8]) -> String {
+    hex::encode(Sha256::digest(bytes))
 }
 
 /// One recorded request.

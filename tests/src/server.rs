@@ -153,6 +153,18 @@ impl Drop for Server {
     }
 }
 
+/// Whether a condition comes true within a minute. For what a server does by itself after a reply, such as counting.
+pub fn eventually(condition: impl Fn() -> bool) -> bool {
+    let deadline = Instant::now() + STOP_LIMIT;
+    while !condition() {
+        if Instant::now() > deadline {
+            return false;
+        }
+        thread::sleep(POLL);
+    }
+    true
+}
+
 fn temporary_folder() -> TempDir {
     tempfile::tempdir().expect("there is a place for temporary files")
 }

@@ -138,28 +138,3 @@ fn an_invalid_state_is_refused_as_a_whole() {
     let expected = json!({"detail": [{"loc": ["body", "state"], "msg": "the state is blank", "type": "blank"}]});
     assert_eq!((reply.status, reply.json()), (422, expected));
 }
-
-#[test]
-fn several_states_are_answered_each_like_one_of_its_own() {
-    let server = Server::start(SYNOD, &Deployment::of(&["tiny-08b"]));
-    let late = json!({"state": "It is late.", "questions": {"q": {"type": "noul", "instructions": "Is it late?"}}});
-    let shop = json!({"state": {"answer": "Open."}, "questions": {"p": {"preset": "pii"}, "bad": null}});
-    let blank = json!({"state": "", "questions": {"q": {"type": "noul", "instructions": "Is it late?"}}});
-    let reply = decide(&server, &json!({"model": "tiny-08b", "states": {"z": late, "blank": blank, "a": shop}}));
-    assert_eq!(reply.status, 200, "{}", reply.text());
-    let keys: Vec<&str> = json_text::members(reply.text()).into_iter().map(|(key, _)| key).collect();
-    assert_eq!(keys, ["model", "states", "usage"]);
-    let states = json_text::members(json_text::value_at(reply.text(), &["states"]).expect("it is a key"));
-    assert_eq!(states.iter().map(|(name, _)| *name).collect::<Vec<_>>(), ["z", "blank", "a"]);
-    let mut total = 0;
-    for (name, single) in [("z", &late), ("a", &shop)] {
-        let mut body = single.clone();
-        body["model"] = json!("tiny-08b");
-        let alone = decide(&server, &body);
-        let found = states.iter().find(|(known, _)| *known == name).expect("it was asked").1;
-        assert_eq!(found, alone.text().replacen("\"model\":\"tiny-08b\",", "", 1), "{name}");
-        total += alone.json()["usage"]["input_tokens"].as_u64().expect("a count");
-    }
-    assert_eq!(states[1].1, json!({"error": "blank", "message": "the state is blank"}).to_string());
-    assert_eq!(reply.json()["usage"], json!({"input_tokens": total, "output_tokens": 0}));
-}

@@ -19,6 +19,7 @@ fn with(member: &str) -> String {
 
 fn body() -> Vec<Row> {
     let both = vec![entry(json!(["state"]), "missing", ""), entry(json!(["questions"]), "missing", "")];
+    let states = [vec![entry(json!(["states"]), "extra_forbidden", "")], both.clone()].concat();
     vec![
         bad("an array for a body", "[]", json!([]), "dict_type"),
         bad("a string for a body", "\"late\"", json!([]), "dict_type"),
@@ -26,6 +27,7 @@ fn body() -> Vec<Row> {
         Row::new("an empty object", "{}", Expected::Entries(both)),
         bad("no state", format!(r#"{{"questions":{{"q":{NOUL}}}}}"#), json!(["state"]), "missing"),
         bad("no questions", r#"{"state":"late"}"#, json!(["questions"]), "missing"),
+        Row::new("several states", r#"{"states":{"a":{}}}"#, Expected::Entries(states)),
         bad("an unknown field", with(r#""stream":true"#), json!(["stream"]), "extra_forbidden"),
         bad(
             "a model that is a number",
@@ -75,6 +77,8 @@ fn options() -> Vec<Row> {
         bad("options that are no object", with(r#""options":[]"#), json!(["options"]), "dict_type"),
         bad("an unknown option", with(r#""options":{"seed":1}"#), json!(["options", "seed"]), "extra_forbidden"),
         bad("a deadline that is no number", with(r#""options":{"deadline_ms":"soon"}"#), deadline(), "float_type"),
+        bad("a deadline of nothing", with(r#""options":{"deadline_ms":0}"#), deadline(), "range"),
+        bad("a deadline in the past", with(r#""options":{"deadline_ms":-1}"#), deadline(), "range"),
         bad("a deadline that is a boolean", with(r#""options":{"deadline_ms":true}"#), deadline(), "float_type"),
     ]
 }

@@ -1,0 +1,320 @@
+//! Everything around the answers: models, health, request ids, timing, metrics, keys, the full queue, clients that go
+//! away, and the end of the process.
+
+use std::collections::HashSet;
+use std::io::Write as _;
+use std::sync::Barrier;
+use std::thread;
+
+use serde_json::{Value, json};
+use synod_tests::deployment::Deployment;
+use synod_tests::fixtures;
+use synod_tests::http::{Client, Reply, raw_post};
+use synod_tests::server::Server;
+
+const SYNOD: &str = env!("CARGO_BIN_EXE_synod-tested");
+const GOOD: &str = r#"{"state":"It is late.","questions":{"q":{"type":"noul","instructions":"Is it late?"}}}"#;
+
+/// A request that takes the longest of the recorded ones: a long text read in windows.
+fn slow_request(model: &str) -> String {
+    let words = "On 1 March 2010 the harbour office of Rotterdam logged 17 arrivals. ".repeat(120);
+    json!({
+        "model": model,
+        "state": {"document": words},
+        "questions": {"people": {"type": "span", "instructions": "Mark people.", "criteria": {"person": null}, "over": "document"}},
+    })
+    .to_string()
+}
+
+/// A metric's value: the first line with this name and these labels.
+fn metric(client: &Client, name: &str) -> Option<f64> {
+    let text = client.get("/metrics");
+    let line = text.text().lines().find(|line| line.strip_prefix(name).is_some_and(|rest| rest.starts_with(' ')))?;
+    line.rsplit(' ').next()?.parse().ok()
+}
+
+#[test]
+fn models_lists_every_name_and_alias_with_what_the_sdk_requires() {
+    let deployment = Deployment::of(&["tiny-08b"])
+        .member_line("description = \"the first\"")
+        .member_line("release_date = \"2026-10-01\"")
+        .alias("jev-latest")
+        .member("second", &fixtures::path("members/tiny-router"));
+    let server = Server::start(SYNOD, &deployment);
+    let reply = server.client().get("/v1/models");
+    assert_eq!(reply.status, 200, "{}", reply.text());
+    let models = reply.json()["models"].as_array().expect("models is a list").clone();
+    let names: HashSet<&str> = models.iter().filter_map(|model| model["name"].as_str()).collect();
+    assert_eq!((models.len(), names), (3, HashSet::from(["tiny-08b", "jev-latest", "second"])));
+    for model in &models {
+        for field in ["name", "description", "release_date"] {
+            assert!(model[field].is_string(), "{field} of {model}");
+        }
+        if model["name"] != "second" {
+            assert_eq!((&model["description"], &model["release_date"]), (&json!("the first"), &json!("2026-10-01")));
+        }
+    }
+}
+
+#[test]
+fn an_alias_answers_like_the_member_and_under_the_members_name() {
+    let server = Server::start(SYNOD, &Deployment::of(&["tiny-08b"]).alias("jev-latest"));
+    let by_alias = server.ask(fixtures::with_model(GOOD, "jev-latest"));
+    let by_name = server.ask(fixtures::with_model(GOOD, "tiny-08b"));
+    assert_eq!((by_alias.status, by_alias.text()), (200, by_name.text()));
+    assert_eq!(by_alias.json()["model"], "tiny-08b");
+}
+
+#[test]
+fn an_unknown_model_is_refused_with_the_known_ones() {
+    let server = Server::start(SYNOD, &Deployment::of(&["tiny-08b", "tiny-router"]).alias("jev-latest"));
+    let reply = server.ask(fixtures::with_model(GOOD, "vela-900b"));
+    assert_eq!(reply.status, 404, "{}", reply.text());
+    let message = reply.json()["error"]["message"].as_str().expect("an error has a message").to_owned();
+    for name in ["tiny-08b", "tiny-router", "jev-latest"] {
+        assert!(message.contains(name), "{name} is not in: {message}");
+    }
+}
+
+#[test]
+fn health_tells_life_and_readiness() {
+    let server = Server::start(SYNOD, &Deployment::of(&["tiny-08b"]));
+    for route in ["/health/live", "/health/ready"] {
+        let reply = server.client().get(route);
+        assert_eq!(reply.status, 200, "{route}: {}", reply.text());
+        assert!(reply.json().is_object(), "{route}");
+    }
+}
+
+#[test]
+fn request_ids_are_echoed_if_valid_and_made_otherwise() {
+    let server = Server::start(SYNOD, &Deployment::of(&["tiny-08b"]).server("default_model = \"tiny-08b\""));
+    let id_of = |sent: Option<&str>, body: &str| {
+        let mut headers = vec![("content-type", "application/json")];
+        headers.extend(sent.map(|id| ("x-typesafe-request-id", id)));
+        let reply = server.client().request("POST", "/v1/systemone", &headers, body.as_bytes().to_vec());
+        reply.header("x-typesafe-request-id").expect("every reply has an id").to_owned()
+    };
+    let valid = "0198f1f0-5b7c-7000-8000-0123456789ab";
+    assert_eq!(id_of(Some(valid), GOOD), valid);
+    assert_eq!(id_of(Some(valid), "not json"), valid, "a refusal echoes the id as well");
+    let made = [
+        id_of(None, GOOD),
+        id_of(None, GOOD),
+        id_of(Some("no id: \u{e9}\u{e8}"), GOOD),
+        id_of(Some(&"x".repeat(5000)), GOOD),
+    ];
+    assert_eq!(HashSet::from(made.clone()).len(), made.len(), "{made:?}");
+    assert!(made.iter().all(|id| id.len() >= 26 && id.len() <= 64 && id.is_ascii()), "{made:?}");
+}
+
+#[test]
+fn server_timing_has_every_phase_in_milliseconds() {
+    let server = Server::start(SYNOD, &Deployment::of(&["tiny-08b"]).server("default_model = \"tiny-08b\""));
+    let reply = server.ask(GOOD);
+    let timing = reply.header("server-timing").expect("an answer has its timing");
+    let phases: Vec<(&str, f64)> = timing
+        .split(',')
+        .map(|phase| {
+            let (name, duration) = phase.trim().split_once(";dur=").unwrap_or_else(|| panic!("{phase} in {timing}"));
+            (name, duration.parse().unwrap_or_else(|error| panic!("{error}: {phase} in {timing}")))
+        })
+        .collect();
+    assert_eq!(
+        phases.iter().map(|(name, _)| *name).collect::<Vec<_>>(),
+        ["parse", "render", "queue", "forward", "finish", "total"]
+    );
+    let (total, parts) = phases.split_last().expect("there are six");
+    assert!(parts.iter().all(|(_, ms)| *ms >= 0.0), "{timing}");
+    // Each figure is rounded by itself.
+    assert!(parts.iter().map(|(_, ms)| ms).sum::<f64>() <= total.1 + 0.1, "{timing}");
+    assert!(parts[3].1 > 0.0, "the forward takes time: {timing}");
+}
+
+/// Every line is a comment, or a name with optional labels and a number.
+fn is_metric_line(line: &str) -> bool {
+    let Some((series, value)) = line.rsplit_once(' ') else { return line.is_empty() };
+    let name = series.split('{').next().unwrap_or_default();
+    let named = !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == ':');
+    line.starts_with('#') || (named && (!series.contains('{') || series.ends_with('}')) && value.parse::<f64>().is_ok())
+}
+
+#[test]
+fn metrics_are_prometheus_text_and_count_what_was_done() {
+    let server = Server::start(SYNOD, &Deployment::of(&["tiny-08b"]).server("default_model = \"tiny-08b\""));
+    for _ in 0..3 {
+        assert_eq!(server.ask(GOOD).status, 200);
+    }
+    assert_eq!(server.ask("not json").status, 400);
+    assert_eq!(server.client().post("/v1/decisions", GOOD).status, 200);
+    let reply = server.client().get("/metrics");
+    assert_eq!(reply.status, 200);
+    assert!(reply.header("content-type").is_some_and(|kind| kind.starts_with("text/plain")), "{:?}", reply.headers);
+    let odd: Vec<&str> = reply.text().lines().filter(|line| !is_metric_line(line)).collect();
+    assert!(odd.is_empty(), "not Prometheus text: {odd:?}");
+    for name in [
+        "synod_requests_total",
+        "synod_request_seconds_bucket",
+        "synod_phase_seconds_bucket",
+        "synod_outcomes_total",
+        "synod_questions_total",
+        "synod_tokens_total",
+        "synod_batch_tokens",
+        "synod_batch_requests",
+        "synod_queue_tokens",
+        "synod_queue_requests",
+        "synod_inflight",
+        "synod_executor_state",
+        "synod_build_info",
+        "process_resident_memory_bytes",
+    ] {
+        assert!(reply.text().lines().any(|line| line.starts_with(name)), "no {name}");
+    }
+    assert_eq!(metric(server.client(), r#"synod_outcomes_total{outcome="answered"}"#), Some(4.0));
+    assert_eq!(metric(server.client(), r#"synod_outcomes_total{outcome="rejected"}"#), Some(1.0));
+}
+
+#[test]
+fn keys_open_the_routes_and_the_models_that_they_are_for() {
+    let deployment = Deployment::of(&["tiny-08b", "tiny-router"])
+        .server("default_model = \"tiny-08b\"")
+        .key("all", "open sesame", &[])
+        .key("one", "only one", &["tiny-router"]);
+    let server = Server::start(SYNOD, &deployment);
+    let client = server.client();
+    let router = fixtures::with_model(GOOD, "tiny-router");
+    for (reply, status, code) in [
+        (client.post("/v1/systemone", GOOD), 401, Some("unauthorized")),
+        (client.post("/v1/decisions", GOOD), 401, Some("unauthorized")),
+        (client.get("/v1/models"), 401, Some("unauthorized")),
+        (client.post_as("wrong", "/v1/systemone", GOOD), 401, Some("unauthorized")),
+        (client.post_as("only one", "/v1/systemone", GOOD), 403, Some("forbidden")),
+        (client.post_as("only one", "/v1/systemone", router), 200, None),
+        (client.post_as("open sesame", "/v1/systemone", GOOD), 200, None),
+        (client.get("/health/live"), 200, None),
+        (client.get("/metrics"), 200, None),
+    ] {
+        assert_eq!(reply.status, status, "{}", reply.text());
+        if let Some(code) = code {
+            assert_eq!(reply.error_code().as_deref(), Some(code));
+        }
+    }
+    for secret in ["open sesame", "only one", "wrong"] {
+        assert!(!server.output().contains(secret), "a key is in the log:\n{}", server.output());
+    }
+}
+
+#[test]
+fn nothing_of_a_request_is_in_the_log_or_in_the_metrics() {
+    let server = Server::start(SYNOD, &Deployment::of(&["tiny-08b"]).server("default_model = \"tiny-08b\""));
+    let secret = "Xylophone4417";
+    for body in [
+        format!(r#"{{"state":"{secret}","questions":{{"q":{{"type":"noul","instructions":"{secret}?"}}}}}}"#),
+        format!(r#"{{"state":"{secret}","questions":{{"{secret}":{{"type":"{secret}"}}}}}}"#),
+        format!(r#"{{"state":"{secret}""#),
+    ] {
+        server.ask(body);
+    }
+    assert!(!server.client().get("/metrics").text().contains(secret));
+    assert!(!server.output().contains(secret), "{}", server.output());
+}
+
+#[test]
+fn a_full_queue_is_an_answer() {
+    let deployment = Deployment::of(&["tiny-08b"]).tables("[queue]\nmax_requests = 1");
+    let server = Server::start(SYNOD, &deployment);
+    let clients = 12;
+    let start = Barrier::new(clients);
+    let replies: Vec<Reply> = thread::scope(|scope| {
+        let ask = |_| {
+            scope.spawn(|| {
+                let client = Client::new(server.client().address());
+                start.wait();
+                client.post("/v1/systemone", slow_request("tiny-08b"))
+            })
+        };
+        let threads: Vec<_> = (0..clients).map(ask).collect();
+        threads.into_iter().map(|thread| thread.join().expect("a client gets a reply")).collect()
+    });
+    let (answered, refused): (Vec<&Reply>, Vec<&Reply>) = replies.iter().partition(|reply| reply.status == 200);
+    assert!(!answered.is_empty() && !refused.is_empty(), "{} answered, {} refused", answered.len(), refused.len());
+    for reply in refused {
+        assert_eq!((reply.status, reply.error_code().as_deref()), (429, Some("queue_full")), "{}", reply.text());
+        let header = |name| reply.header(name).and_then(|value| value.parse::<u64>().ok());
+        assert!(header("retry-after").is_some() && header("retry-after-ms").is_some(), "{:?}", reply.headers);
+    }
+    assert!(answered.windows(2).all(|pair| pair[0].body == pair[1].body), "the same request, two answers");
+}
+
+#[test]
+fn a_client_that_goes_away_is_counted_and_the_next_one_is_served() {
+    let server = Server::start(SYNOD, &Deployment::of(&["tiny-08b"]));
+    for _ in 0..4 {
+        let mut connection = server.client().connect();
+        let request = raw_post("/v1/systemone", slow_request("tiny-08b").as_bytes());
+        connection.write_all(&request).expect("the server reads");
+        drop(connection);
+    }
+    // Half a body, then nothing.
+    let mut connection = server.client().connect();
+    connection.write_all(&raw_post("/v1/systemone", GOOD.as_bytes())[..120]).expect("the server reads");
+    drop(connection);
+    assert_eq!(server.ask(fixtures::with_model(GOOD, "tiny-08b")).status, 200);
+    // Every request that arrived whole has one outcome, sooner or later, whichever it is.
+    let outcomes = || {
+        let count = |outcome| metric(server.client(), &format!("synod_outcomes_total{{outcome=\"{outcome}\"}}"));
+        ["answered", "cancelled", "rejected", "failed"].map(|outcome| count(outcome).unwrap_or(0.0))
+    };
+    let settled = synod_tests::server::eventually(|| outcomes().iter().sum::<f64>() >= 5.0);
+    let [answered, cancelled, _, failed] = outcomes();
+    assert!(
+        settled && cancelled >= 1.0 && failed == 0.0,
+        "answered {answered}, cancelled {cancelled}, failed {failed}"
+    );
+}
+
+#[test]
+fn a_deadline_that_has_passed_is_504_and_an_ample_one_is_not_noticed() {
+    let server = Server::start(SYNOD, &Deployment::of(&["tiny-08b"]));
+    let with_deadline =
+        |ms: u64| slow_request("tiny-08b").replacen('{', &format!("{{\"options\":{{\"deadline_ms\":{ms}}},"), 1);
+    let late = server.ask(with_deadline(1));
+    assert_eq!((late.status, late.error_code().as_deref()), (504, Some("deadline_exceeded")), "{}", late.text());
+    assert_eq!(server.ask(with_deadline(250_000)).body, server.ask(slow_request("tiny-08b")).body);
+}
+
+#[test]
+fn sigterm_drains_and_ends_the_process_well() {
+    let mut server = Server::start(SYNOD, &Deployment::of(&["tiny-08b"]));
+    let client = server.client().clone();
+    let reply = thread::scope(|scope| {
+        let asking = scope.spawn(|| client.post("/v1/systemone", slow_request("tiny-08b")));
+        // The request has arrived when it is in flight; only then does the process have something to drain.
+        let arrived = synod_tests::server::eventually(|| {
+            metric(server.client(), "synod_inflight").is_some_and(|count| count >= 1.0) || asking.is_finished()
+        });
+        assert!(arrived, "the request never arrived");
+        server.terminate();
+        asking.join().expect("the request is answered")
+    });
+    assert_eq!(reply.status, 200, "{}", reply.text());
+    let status = server.wait();
+    assert!(status.success(), "{status}\n{}", server.output());
+}
+
+#[test]
+fn the_demo_serves_at_once_and_says_that_its_weights_are_random() {
+    let server = Server::start_with(SYNOD, &["serve", "--demo", "--bind", "127.0.0.1:0"]);
+    let output = server.output();
+    let address = server.client().address().to_string();
+    for wanted in ["random", &address, "curl ", "POST /v1/systemone", "POST /v1/decisions", "GET /v1/models"] {
+        assert!(output.contains(wanted), "{wanted} is not in:\n{output}");
+    }
+    // No model is named: a demonstration has a default.
+    let reply = server.ask(GOOD);
+    assert_eq!(reply.status, 200, "{}", reply.text());
+    let noul = reply.json()["answers"]["q"]["noul"].as_f64().expect("a noul is a number");
+    assert!((0.0..=1.0).contains(&noul));
+    let names: Vec<Value> = server.client().get("/v1/models").json()["models"].as_array().expect("a list").clone();
+    assert!(names.iter().any(|model| model["name"] == "jev-latest"), "an unconfigured client of the SDK asks for it");
+}
