@@ -184,11 +184,11 @@ fn keys_open_the_routes_and_the_models_that_they_are_for() {
     let client = server.client();
     let router = fixtures::with_model(GOOD, "tiny-router");
     for (reply, status, code) in [
-        (client.post("/v1/systemone", GOOD), 401, Some("unauthorized")),
-        (client.post("/v1/decisions", GOOD), 401, Some("unauthorized")),
-        (client.get("/v1/models"), 401, Some("unauthorized")),
-        (client.post_as("wrong", "/v1/systemone", GOOD), 401, Some("unauthorized")),
-        (client.post_as("only one", "/v1/systemone", GOOD), 403, Some("forbidden")),
+        (client.post("/v1/systemone", GOOD), 401, Some("missing_key")),
+        (client.post("/v1/decisions", GOOD), 401, Some("missing_key")),
+        (client.get("/v1/models"), 401, Some("missing_key")),
+        (client.post_as("wrong", "/v1/systemone", GOOD), 401, Some("unknown_key")),
+        (client.post_as("only one", "/v1/systemone", GOOD), 403, Some("model_not_allowed")),
         (client.post_as("only one", "/v1/systemone", router), 200, None),
         (client.post_as("open sesame", "/v1/systemone", GOOD), 200, None),
         (client.get("/health/live"), 200, None),
@@ -239,7 +239,7 @@ fn a_full_queue_is_an_answer() {
     let (answered, refused): (Vec<&Reply>, Vec<&Reply>) = replies.iter().partition(|reply| reply.status == 200);
     assert!(!answered.is_empty() && !refused.is_empty(), "{} answered, {} refused", answered.len(), refused.len());
     for reply in refused {
-        assert_eq!((reply.status, reply.error_code().as_deref()), (429, Some("queue_full")), "{}", reply.text());
+        assert_eq!((reply.status, reply.error_code().as_deref()), (429, Some("queue_requests")), "{}", reply.text());
         let header = |name| reply.header(name).and_then(|value| value.parse::<u64>().ok());
         assert!(header("retry-after").is_some() && header("retry-after-ms").is_some(), "{:?}", reply.headers);
     }
@@ -279,7 +279,7 @@ fn a_deadline_that_has_passed_is_504_and_an_ample_one_is_not_noticed() {
     let with_deadline =
         |ms: u64| slow_request("tiny-08b").replacen('{', &format!("{{\"options\":{{\"deadline_ms\":{ms}}},"), 1);
     let late = server.ask(with_deadline(1));
-    assert_eq!((late.status, late.error_code().as_deref()), (504, Some("deadline_exceeded")), "{}", late.text());
+    assert_eq!((late.status, late.error_code().as_deref()), (504, Some("deadline")), "{}", late.text());
     assert_eq!(server.ask(with_deadline(250_000)).body, server.ask(slow_request("tiny-08b")).body);
 }
 

@@ -23,7 +23,7 @@ fn zstd(body: &[u8]) -> Vec<u8> {
 }
 
 fn encodings() -> Vec<Row> {
-    let bad = |rule: &str, body: Vec<u8>| Row::new(rule, body, Expected::Error(400, "invalid_encoding"));
+    let bad = |rule: &str, body: Vec<u8>| Row::new(rule, body, Expected::Error(400, "content_encoding"));
     let plain = || good().into_bytes();
     vec![
         bad("gzip that is none", plain()).encoded("gzip"),
@@ -50,7 +50,7 @@ fn sizes() -> Vec<Row> {
 }
 
 fn media_types() -> Vec<Row> {
-    let bad = |rule: &str| Row::new(rule, good(), Expected::Error(415, "unsupported_media_type"));
+    let bad = |rule: &str| Row::new(rule, good(), Expected::Error(415, "content_type"));
     vec![
         bad("plain text").content_type("text/plain"),
         bad("a form").content_type("application/x-www-form-urlencoded"),
@@ -68,8 +68,8 @@ fn routes() -> Vec<Row> {
         wrong_method("PUT of systemone", &good()).to("PUT", "/v1/systemone"),
         wrong_method("DELETE of decisions", "").to("DELETE", "/v1/decisions"),
         wrong_method("POST of models", &good()).to("POST", "/v1/models"),
-        unknown("an unknown route", "not_found").to("POST", "/v1/nothing"),
-        unknown("a route with a trailing slash", "not_found").to("POST", "/v1/systemone/"),
-        Row::new("an unknown model", good().replace("tiny-08b", "vela-900b"), Expected::Error(404, "model_not_found")),
+        unknown("an unknown route", "unknown_route").to("POST", "/v1/nothing"),
+        unknown("a route with a trailing slash", "unknown_route").to("POST", "/v1/systemone/"),
+        Row::new("an unknown model", good().replace("tiny-08b", "vela-900b"), Expected::Error(404, "unknown_model")),
     ]
 }
