@@ -128,19 +128,28 @@ fn token_difference(expected: Token<'_>, found: Token<'_>) -> Result<f64, String
     }
     let value = |token: Token<'_>| token.text.parse::<f64>().map_err(|error| format!("{}: {error}", token.text));
     let number = value(found)?;
+    if !number.is_finite() {
+        return Err(format!("{} is beyond every float", found.text));
+    }
     if python_repr(number) != found.text {
         return Err(format!("{} is written {} by Python", found.text, python_repr(number)));
     }
     Ok((value(expected)? - number).abs())
 }
 
-/// A float as Python's `repr` writes it: shortest digits, an exponent of at least two digits with its sign.
+/// A float as Python's `repr` writes it: the fewest digits that read back to it, the nearest of these, the even one of two
+/// that are equally near (where Rust's shortest form takes the larger). `number` is finite.
 fn python_repr(number: f64) -> String {
-    // Rust's `Debug` switches to an exponent at the same magnitudes and writes the same digits.
-    let text = format!("{number:?}");
-    let Some((digits, exponent)) = text.split_once('e') else { return text };
-    let (sign, magnitude) = exponent.strip_prefix('-').map_or(('+', exponent), |magnitude| ('-', magnitude));
-    format!("{digits}e{sign}{magnitude:0>2}")
+    let rounded = |decimals: usize| format!("{number:.decimals$e}");
+    let shortest = (0..17).map(rounded).find(|text| text.parse() == Ok(number)).unwrap_or_else(|| rounded(16));
+    let (digits, exponent) = shortest.split_once('e').expect("the exponent form has one");
+    let exponent: i32 = exponent.parse().expect("an exponent is a number");
+    if (-4..16).contains(&exponent) {
+        let decimals = digits.chars().filter(char::is_ascii_digit).count() as i32 - 1 - exponent;
+        return format!("{number:.*}", decimals.max(1) as usize);
+    }
+    let sign = if exponent < 0 { '-' } else { '+' };
+    format!("{digits}e{sign}{:02}", exponent.abs())
 }
 
 /// Some text on both sides of a byte offset.
@@ -243,6 +252,9 @@ mod tests {
             (123_456_789.0, "123456789.0"),
             (7.507_960_362_633_285e-5, "7.507960362633285e-05"),
             (1e-100, "1e-100"),
+            (-2.5e-7, "-2.5e-07"),
+            // Half-way between two shortest forms: the even digit.
+            (97_201.0 / 131_072.0, "0.7415847778320312"),
         ] {
             assert_eq!(python_repr(number), text);
         }

@@ -150,6 +150,15 @@ fn serve_on_a_bad_deployment_fails_in_one_line() {
 }
 
 #[test]
+fn serve_on_an_address_in_use_fails_in_one_line() {
+    let server = Server::start(SYNOD, &Deployment::of(&["tiny-08b"]));
+    let address = server.client().address().to_string();
+    let finished = run(SYNOD, &["serve", "--demo", "--bind", &address], folder().path(), "");
+    assert_eq!(finished.code, Some(1), "{}{}", finished.stdout, finished.stderr);
+    assert!(finished.stderr.contains(&address), "{}", finished.stderr);
+}
+
+#[test]
 fn synth_refuses_a_folder_that_holds_something() {
     let folder = folder();
     fs::create_dir(folder.path().join("out")).expect("a temporary folder is writable");

@@ -2,6 +2,7 @@
 //! away, and the end of the process.
 
 use std::collections::HashSet;
+use std::fs;
 use std::io::Write as _;
 use std::sync::Barrier;
 use std::thread;
@@ -10,7 +11,7 @@ use serde_json::{Value, json};
 use synod_tests::deployment::Deployment;
 use synod_tests::fixtures;
 use synod_tests::http::{Client, Reply, raw_post};
-use synod_tests::server::Server;
+use synod_tests::server::{Server, eventually};
 
 const SYNOD: &str = env!("CARGO_BIN_EXE_synod-tested");
 const GOOD: &str = r#"{"state":"It is late.","questions":{"q":{"type":"noul","instructions":"Is it late?"}}}"#;
@@ -265,7 +266,7 @@ fn a_client_that_goes_away_is_counted_and_the_next_one_is_served() {
         let count = |outcome| metric(server.client(), &format!("synod_outcomes_total{{outcome=\"{outcome}\"}}"));
         ["answered", "cancelled", "rejected", "failed"].map(|outcome| count(outcome).unwrap_or(0.0))
     };
-    let settled = synod_tests::server::eventually(|| outcomes().iter().sum::<f64>() >= 5.0);
+    let settled = eventually(|| outcomes().iter().sum::<f64>() >= 5.0);
     let [answered, cancelled, _, failed] = outcomes();
     assert!(
         settled && cancelled >= 1.0 && failed == 0.0,
@@ -283,6 +284,37 @@ fn a_deadline_that_has_passed_is_504_and_an_ample_one_is_not_noticed() {
     assert_eq!(server.ask(with_deadline(250_000)).body, server.ask(slow_request("tiny-08b")).body);
 }
 
+/// One byte of a weight file is another one: the member never serves, the others do, and everybody is told why.
+#[test]
+fn a_member_whose_weights_were_altered_never_serves_and_the_others_do() {
+    let folder = tempfile::tempdir().expect("there is a place for temporary files");
+    for entry in fs::read_dir(fixtures::path("members/tiny-router")).expect("the fixture is there") {
+        let entry = entry.expect("the fixture is readable");
+        fs::copy(entry.path(), folder.path().join(entry.file_name())).expect("a temporary folder is writable");
+    }
+    let shard = folder.path().join("model-00002-of-00002.safetensors");
+    let mut bytes = fs::read(&shard).expect("the member has two shards");
+    *bytes.last_mut().expect("it is not empty") ^= 1;
+    fs::write(&shard, bytes).expect("a temporary folder is writable");
+    let deployment = Deployment::of(&["tiny-08b"]).member("altered", folder.path()).member_line("required = false");
+    let server = Server::start(SYNOD, &deployment);
+    assert_eq!(server.ask(fixtures::with_model(GOOD, "tiny-08b")).status, 200);
+    let replica = || {
+        let ready = server.client().get("/health/ready").json();
+        let members = ready["members"].as_array().expect("every member is there").clone();
+        members.iter().find(|member| member["name"] == "altered").expect("it is one of them")["replicas"][0].clone()
+    };
+    let failed = eventually(|| replica()["state"] == "failed");
+    let reason = replica()["reason"].as_str().unwrap_or_default().to_owned();
+    assert!(failed && reason.contains("model-00002-of-00002.safetensors"), "{}", replica());
+    let reply = server.ask(fixtures::with_model(GOOD, "altered"));
+    assert_eq!((reply.status, reply.error_code().as_deref()), (503, Some("not_ready")), "{}", reply.text());
+    assert!(reply.header("retry-after").is_some(), "{:?}", reply.headers);
+    let models = server.client().get("/v1/models").json();
+    let altered = models["models"].as_array().expect("a list").iter().find(|model| model["name"] == "altered").cloned();
+    assert_eq!(altered.expect("it is listed")["ready"], false);
+}
+
 #[test]
 fn sigterm_drains_and_ends_the_process_well() {
     let mut server = Server::start(SYNOD, &Deployment::of(&["tiny-08b"]));
@@ -290,7 +322,7 @@ fn sigterm_drains_and_ends_the_process_well() {
     let reply = thread::scope(|scope| {
         let asking = scope.spawn(|| client.post("/v1/systemone", slow_request("tiny-08b")));
         // The request has arrived when it is in flight; only then does the process have something to drain.
-        let arrived = synod_tests::server::eventually(|| {
+        let arrived = eventually(|| {
             metric(server.client(), "synod_inflight").is_some_and(|count| count >= 1.0) || asking.is_finished()
         });
         assert!(arrived, "the request never arrived");
@@ -307,7 +339,7 @@ fn the_demo_serves_at_once_and_says_that_its_weights_are_random() {
     let server = Server::start_with(SYNOD, &["serve", "--demo", "--bind", "127.0.0.1:0"]);
     let output = server.output();
     let address = server.client().address().to_string();
-    for wanted in ["random", &address, "curl ", "POST /v1/systemone", "POST /v1/decisions", "GET /v1/models"] {
+    for wanted in ["random", &address, "curl ", "POST /v1/systemone", "POST /v1/decisions", "/v1/models"] {
         assert!(output.contains(wanted), "{wanted} is not in:\n{output}");
     }
     // No model is named: a demonstration has a default.
