@@ -1,7 +1,7 @@
 //! Numeric operations of a decision model behind one [`Device`] trait.
 //!
 //! A device implements *operations* over packed, unpadded token matrices; it never sees a layer, a member or a
-//! request. [`reference`] is the definition of every operation in plain loops, kept for good: each faster
+//! request. [`mod@reference`] is the definition of every operation in plain loops, kept for good: each faster
 //! implementation is tested against it. [`cpu`] is the implementation that serves on processors.
 
 mod checks;

@@ -61,7 +61,8 @@ fn check(name: &str, arguments: &[&str], tolerance: f64) {
         found.len()
     );
 
-    let server = Server::start(SYNOD, &Deployment::default().member("member", &package));
+    let patient = Deployment::default().server("request_timeout_ms = 300_000");
+    let server = Server::start(SYNOD, &patient.member("member", &package));
     for case in fixtures::cases_in("synth", name) {
         check_case(&server, &case, tolerance);
     }
