@@ -6,6 +6,7 @@
 use std::path::Path;
 
 use anyhow::{Context, Result};
+use synod_config::Queue;
 use synod_kernels::cpu::CpuDevice;
 
 use crate::family::vela::layout::LayoutParameters;
@@ -66,7 +67,7 @@ impl LocalMember {
     /// # Errors
     /// Weights that are not what the manifest says, or cores that this process may not use.
     pub fn load(&self, cores: &[usize], progress: &dyn Progress) -> Result<Model<CpuDevice>> {
-        Ok(Model::load(CpuDevice::new(cores)?, self.package(), progress)?)
+        Ok(Model::load(CpuDevice::new(cores)?, self.package(), Queue::default().batch_tokens, progress)?)
     }
 }
 
@@ -105,5 +106,5 @@ pub fn vela(package: &Package, noul_calibration: bool) -> Result<Vela, VelaError
 /// # Errors
 /// As [`Forward::forward`].
 pub fn compute(model: &mut impl Forward, rendered: &Rendered) -> Result<Vec<Vec<Logits>>> {
-    Ok(model.forward(&rendered.plan.trees.iter().collect::<Vec<&Tree>>())?)
+    Ok(model.forward(&rendered.plan.trees.iter().collect::<Vec<&Tree>>(), &|| true)?)
 }

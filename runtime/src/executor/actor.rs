@@ -12,7 +12,7 @@ use super::batch::{Batch, Fate, fate};
 use super::health::Strikes;
 use super::{Computed, Face, Factory, Failure, Job, LoadProgress, Loaded, Queue};
 use crate::family::{Logits, Tree};
-use crate::model::Forward;
+use crate::model::{Forward, ModelError};
 
 /// Asks for a (new) member on this executor's device.
 #[derive(Message)]
@@ -118,12 +118,14 @@ impl Executor {
     /// Runs a batch and answers all of it. Returns what ends this forward, if anything did.
     fn run(&mut self, forward: &mut dyn Forward, batch: Batch) -> Option<Event> {
         let metrics = self.queue.metrics();
-        metrics.batch_tokens.observe(batch.tokens as f64);
         metrics.batch_requests.observe(batch.jobs.len() as f64);
-        let started = Instant::now();
-        match guarded_forward(forward, &batch.jobs) {
+        let (started, before) = (Instant::now(), forward.tokens_computed());
+        let result = guarded_forward(forward, &batch.jobs);
+        let computed_tokens = forward.tokens_computed() - before;
+        metrics.batch_tokens.observe(computed_tokens as f64);
+        metrics.computed_tokens.inc_by(computed_tokens);
+        match result {
             Ok(logits) => {
-                metrics.computed_tokens.inc_by(batch.tokens as u64);
                 self.strikes.succeeded();
                 answer_all(batch.jobs, logits, started, started.elapsed());
                 None
@@ -136,7 +138,19 @@ impl Executor {
                 refuse_all(batch.jobs, &fault.failure());
                 self.strikes.failed().then(|| Event::Failing { reason: fault.to_string() })
             }
+            Err(Fault::Abandoned(_)) => {
+                batch.jobs.into_iter().for_each(|job| self.dismiss(job));
+                None
+            }
             Err(Fault::Error(_)) => self.run_one_by_one(forward, batch),
+        }
+    }
+
+    /// Ends a job that nobody waits for any more.
+    fn dismiss(&self, job: Job) {
+        match fate(job.reply.is_closed(), job.deadline, Instant::now()) {
+            Fate::Cancelled => self.queue.metrics().cancelled.inc(),
+            Fate::Expired | Fate::Run => job.answer(Err(Failure::Deadline)),
         }
     }
 
@@ -228,6 +242,9 @@ impl Job {
 enum Fault {
     #[error("the forward panicked")]
     Panic,
+    /// Nobody waits for any job of the batch any more.
+    #[error(transparent)]
+    Abandoned(ModelError),
     #[error("{0}")]
     Error(String),
 }
@@ -242,9 +259,12 @@ impl Fault {
 /// one, so nothing sees what it left half done. Its payload is dropped unread.
 fn guarded_forward(forward: &mut dyn Forward, jobs: &[Job]) -> Result<Vec<Vec<Logits>>, Fault> {
     let trees: Vec<&Tree> = jobs.iter().flat_map(|job| &job.plan.trees).collect();
-    let logits = catch_unwind(AssertUnwindSafe(|| forward.forward(&trees)))
+    let logits = catch_unwind(AssertUnwindSafe(|| forward.forward(&trees, &|| Batch::is_wanted(jobs))))
         .map_err(|_| Fault::Panic)?
-        .map_err(|error| Fault::Error(error.to_string()))?;
+        .map_err(|error| match error {
+            ModelError::Abandoned => Fault::Abandoned(error),
+            _ => Fault::Error(error.to_string()),
+        })?;
     let fits = logits.len() == trees.len()
         && logits.iter().zip(&trees).all(|(blocks, tree)| blocks.len() == tree.blocks.len());
     if fits { Ok(logits) } else { Err(Fault::Error("the forward gave another number of readouts than asked".into())) }

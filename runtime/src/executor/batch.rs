@@ -38,6 +38,12 @@ pub(super) struct Batch {
 }
 
 impl Batch {
+    /// Whether anybody still waits for any of it.
+    pub(super) fn is_wanted(jobs: &[Job]) -> bool {
+        let now = Instant::now();
+        jobs.iter().any(|job| fate(job.reply.is_closed(), job.deadline, now) == Fate::Run)
+    }
+
     /// Takes `job`, or gives it back when it belongs to the next batch.
     pub(super) fn offer(&mut self, job: Job, batch_tokens: usize) -> Result<(), Job> {
         if !joins(self.jobs.len(), self.tokens, job.tokens, batch_tokens) {

@@ -8,7 +8,7 @@ use tokio::sync::{oneshot, watch};
 
 use super::{Computed, Failure, Handle};
 use crate::metrics::Metrics;
-use crate::supervisor::fakes::{ERROR, HOLD, PANIC, PLAIN, SHORT, Strings, plan, settings};
+use crate::supervisor::fakes::{ENDLESS, ERROR, HOLD, PANIC, PLAIN, SHORT, Strings, plan, settings};
 use crate::supervisor::{ExecutorState, Roster, Supervisor};
 
 struct Fixture {
@@ -170,6 +170,45 @@ async fn work_that_nobody_waits_for_never_runs() {
     assert_eq!(logit(kept).await, Ok(12.0));
     assert_eq!(fixture.strings.calls(), [vec![HOLD], vec![12]]);
     assert_eq!(fixture.metrics.executor("m", "cpu:0").cancelled.get(), 1);
+    fixture.assert_nothing_is_counted();
+}
+
+/// One request may be hours of work: what nobody waits for any more ends between two passes.
+#[actix::test]
+async fn running_work_that_nobody_waits_for_ends_at_the_next_pass() {
+    let mut fixture = Fixture::start().await;
+    let leaving = fixture.submit(ENDLESS, 5);
+    fixture.strings.held().await;
+    drop(leaving);
+    assert_eq!(logit(fixture.submit(PLAIN, 5)).await, Ok(PLAIN as f32));
+    assert_eq!(fixture.metrics.executor("m", "cpu:0").cancelled.get(), 1);
+    assert_eq!(fixture.restarts("error"), 0, "nobody is to blame");
+    fixture.assert_nothing_is_counted();
+}
+
+#[actix::test]
+async fn running_work_past_its_deadline_is_told_so_at_the_next_pass() {
+    let fixture = Fixture::start().await;
+    let deadline = Instant::now() + Duration::from_millis(20);
+    let late = fixture.handle().submit(plan(ENDLESS, 5), deadline).unwrap();
+    assert_eq!(logit(late).await, Err(Failure::Deadline));
+    assert_eq!(logit(fixture.submit(PLAIN, 5)).await, Ok(PLAIN as f32));
+    fixture.assert_nothing_is_counted();
+}
+
+/// Company keeps a batch going: one client that leaves takes nothing from the others.
+#[actix::test]
+async fn a_batch_goes_on_while_anybody_waits() {
+    let mut fixture = Fixture::start().await;
+    let held = fixture.hold().await;
+    let (staying, leaving) = (fixture.submit(HOLD, 5), fixture.submit(11, 5));
+    fixture.strings.let_go();
+    assert!(logit(held).await.is_ok());
+    fixture.strings.held().await;
+    drop(leaving);
+    fixture.strings.let_go();
+    assert_eq!(logit(staying).await, Ok(HOLD as f32));
+    assert_eq!(fixture.strings.calls(), [vec![HOLD], vec![HOLD, 11]]);
     fixture.assert_nothing_is_counted();
 }
 

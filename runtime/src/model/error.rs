@@ -36,6 +36,9 @@ pub enum ModelError {
     /// Trees of one batch hold more rows than a device can address.
     #[error("batch: expected at most {max} tokens, found {found}")]
     BatchTokens { max: usize, found: usize },
+    /// Nobody wanted the logits any more before they were computed.
+    #[error("abandoned: nobody waits for the logits")]
+    Abandoned,
     /// An operation failed on the device.
     #[error(transparent)]
     Kernel(#[from] KernelError),

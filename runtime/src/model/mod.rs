@@ -25,14 +25,18 @@ pub trait Forward: Send {
     /// The logits of every block of every tree, `[tree][block]`, in the order given. A block's logits do not depend,
     /// bit for bit, on what else is in the call.
     ///
+    /// `keep_going` is asked many times in a call, before every pass and every layer: once it says no, nobody wants
+    /// the logits any more.
+    ///
     /// # Errors
     /// A tree that this member cannot read (a token id outside the vocabulary, a readout outside its block, a span
-    /// head that it lacks), or a failing device. The member can be used again after any of them.
-    fn forward(&mut self, trees: &[&Tree]) -> Result<Vec<Vec<Logits>>, ModelError>;
-}
+    /// head that it lacks), a failing device, or [`ModelError::Abandoned`]. The member can be used again after any of
+    /// them.
+    fn forward(&mut self, trees: &[&Tree], keep_going: &dyn Fn() -> bool) -> Result<Vec<Vec<Logits>>, ModelError>;
 
-/// Rows that one pass through the layers takes at most, whole trees permitting: it bounds the workspace.
-const BATCH_TOKENS: usize = 24_576;
+    /// Tokens computed since loading. A prefix that several trees of a pass share counts once.
+    fn tokens_computed(&self) -> u64;
+}
 
 /// A member's backbone and heads on one device.
 pub struct Model<D: Device> {
@@ -47,10 +51,18 @@ pub struct Model<D: Device> {
 impl<D: Device> Model<D> {
     /// Loads every tensor of a verified package. `progress` hears of every tensor that is read.
     ///
+    /// One pass through the layers will take at most `batch_tokens` rows, which bounds the workspace. A tree is never
+    /// divided: one that is longer is a pass by itself.
+    ///
     /// # Errors
     /// A tensor that is missing, superfluous or of another shape than the config calls for; files that changed since
     /// they were verified; a device without room.
-    pub fn load(device: D, package: &Package, progress: &dyn Progress) -> Result<Self, ModelError> {
+    pub fn load(
+        device: D,
+        package: &Package,
+        batch_tokens: usize,
+        progress: &dyn Progress,
+    ) -> Result<Self, ModelError> {
         let config = package.config();
         let broad = if package.has_broad_head() { config.broad_inventory() } else { Vec::new() };
         let mut parameters = Parameters::expecting(config.inventory().into_iter().chain(broad));
@@ -60,30 +72,22 @@ impl<D: Device> Model<D> {
         let backbone = Backbone::build(&config.backbone_config, &device, &mut parameters, Box::new(rows))?;
         let heads = Heads::build(&device, &mut parameters, config.span_head.slots, package.has_broad_head())?;
         let workspace = Workspace::new(&device);
-        Ok(Self { device, backbone, heads, workspace, batch_tokens: BATCH_TOKENS, tokens_computed: 0 })
-    }
-
-    /// Sets how many rows one pass through the layers takes at most (24,576 unless set). A tree is never divided:
-    /// one that is longer is a pass by itself.
-    #[must_use]
-    pub fn with_batch_tokens(self, batch_tokens: usize) -> Self {
-        Self { batch_tokens, ..self }
-    }
-
-    /// Tokens computed since loading. A prefix that several trees of a pass share counts once.
-    pub fn tokens_computed(&self) -> u64 {
-        self.tokens_computed
+        Ok(Self { device, backbone, heads, workspace, batch_tokens, tokens_computed: 0 })
     }
 
     /// One pass: all of `trees` in one packed matrix.
-    fn forward_batch(&mut self, trees: &[&Tree]) -> Result<Vec<Vec<Logits>>, ModelError> {
+    fn forward_batch(
+        &mut self,
+        trees: &[&Tree],
+        keep_going: &dyn Fn() -> bool,
+    ) -> Result<Vec<Vec<Logits>>, ModelError> {
         let forest = Forest::pack(trees)?;
         let mut logits: Vec<Vec<Logits>> =
             trees.iter().map(|tree| tree.blocks.iter().map(|block| no_logits(&block.readout)).collect()).collect();
         if forest.reads.is_empty() {
             return Ok(logits);
         }
-        let states = self.backbone.forward(&self.device, &forest, &mut self.workspace)?;
+        let states = self.backbone.forward(&self.device, &forest, &mut self.workspace, keep_going)?;
         let read = self.heads.logits(&self.device, states, &forest.reads)?;
         for (place, block) in forest.reads.iter().zip(read) {
             logits[place.tree][place.block] = block;
@@ -94,12 +98,16 @@ impl<D: Device> Model<D> {
 }
 
 impl<D: Device> Forward for Model<D> {
-    fn forward(&mut self, trees: &[&Tree]) -> Result<Vec<Vec<Logits>>, ModelError> {
+    fn forward(&mut self, trees: &[&Tree], keep_going: &dyn Fn() -> bool) -> Result<Vec<Vec<Logits>>, ModelError> {
         let mut logits = Vec::with_capacity(trees.len());
         for batch in forest::batches(trees, self.batch_tokens) {
-            logits.extend(self.forward_batch(&trees[batch])?);
+            logits.extend(self.forward_batch(&trees[batch], keep_going)?);
         }
         Ok(logits)
+    }
+
+    fn tokens_computed(&self) -> u64 {
+        self.tokens_computed
     }
 }
 

@@ -27,6 +27,8 @@ pub(crate) const ERROR: u32 = 2;
 pub(crate) const HOLD: u32 = 3;
 /// A token that makes the forward give no logits.
 pub(crate) const SHORT: u32 = 4;
+/// A token that makes the forward say that it has begun, and go from pass to pass until nobody wants it any more.
+pub(crate) const ENDLESS: u32 = 5;
 /// The first token without a meaning.
 pub(crate) const PLAIN: u32 = 10;
 
@@ -39,6 +41,14 @@ pub(crate) struct Puppet {
     pub(crate) calls: Mutex<Vec<Vec<u32>>>,
     entered: mpsc::UnboundedSender<()>,
     release: Receiver<()>,
+}
+
+impl Puppet {
+    /// Says that it holds, and waits until the test lets it go.
+    fn hold(&self) {
+        self.entered.send(()).unwrap();
+        self.release.recv().unwrap();
+    }
 }
 
 /// The other ends of a [`Puppet`]'s strings.
@@ -118,19 +128,33 @@ fn factory(puppet: &Arc<Puppet>) -> Factory {
             model_name: "fakes/puppet".into(),
             digest: "sha256:00".into(),
         };
-        Ok(Loaded { forward: Box::new(PuppetForward(Arc::clone(&puppet))), face: Arc::new(face) })
+        Ok(Loaded {
+            forward: Box::new(PuppetForward { puppet: Arc::clone(&puppet), tokens_computed: 0 }),
+            face: Arc::new(face),
+        })
     })
 }
 
-struct PuppetForward(Arc<Puppet>);
+struct PuppetForward {
+    puppet: Arc<Puppet>,
+    tokens_computed: u64,
+}
 
 impl Forward for PuppetForward {
-    fn forward(&mut self, trees: &[&Tree]) -> Result<Vec<Vec<Logits>>, ModelError> {
+    fn forward(&mut self, trees: &[&Tree], keep_going: &dyn Fn() -> bool) -> Result<Vec<Vec<Logits>>, ModelError> {
         let firsts: Vec<u32> = trees.iter().map(|tree| tree.prefix[0]).collect();
-        self.0.calls.lock().unwrap().push(firsts.clone());
+        self.puppet.calls.lock().unwrap().push(firsts.clone());
         if firsts.contains(&HOLD) {
-            self.0.entered.send(()).unwrap();
-            self.0.release.recv().unwrap();
+            self.puppet.hold();
+        }
+        if firsts.contains(&ENDLESS) {
+            self.puppet.entered.send(()).unwrap();
+            while keep_going() {
+                std::thread::yield_now();
+            }
+        }
+        if !keep_going() {
+            return Err(ModelError::Abandoned);
         }
         assert!(!firsts.contains(&PANIC), "the test asked for a panic");
         if firsts.contains(&ERROR) {
@@ -139,7 +163,12 @@ impl Forward for PuppetForward {
         if firsts.contains(&SHORT) {
             return Ok(Vec::new());
         }
+        self.tokens_computed += trees.iter().map(|tree| tree.tokens() as u64).sum::<u64>();
         Ok(trees.iter().map(|tree| vec![Logits { values: vec![tree.prefix[0] as f32], columns: 1 }]).collect())
+    }
+
+    fn tokens_computed(&self) -> u64 {
+        self.tokens_computed
     }
 }
 
@@ -162,6 +191,7 @@ impl Family for PuppetFamily {
             "error" => ERROR,
             "hold" => HOLD,
             "short" => SHORT,
+            "endless" => ENDLESS,
             "render panic" => panic!("the test asked for a panic over {word}"),
             "invalid" => {
                 let loc = vec![Loc::Key("body".into()), Loc::Key("state".into())];

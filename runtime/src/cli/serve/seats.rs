@@ -78,12 +78,11 @@ impl Shared {
     fn load(&self, cores: &Cores, progress: &LoadProgress) -> Result<Loaded, LoadError> {
         let opened = self.open()?;
         let progress = Shown { progress, bar: self.shows_bar.then(|| Bar::new("loading")) };
-        let loaded = load_model(&opened.package, cores, &progress);
+        let loaded = load_model(&opened.package, cores, self.batch_tokens, &progress);
         if loaded.is_err() {
             *self.opened.lock().unwrap_or_else(PoisonError::into_inner) = None;
         }
-        let model = loaded?.with_batch_tokens(self.batch_tokens);
-        Ok(Loaded { forward: Box::new(model), face: Arc::clone(&opened.face) })
+        Ok(Loaded { forward: Box::new(loaded?), face: Arc::clone(&opened.face) })
     }
 
     /// The package, opened if it is not yet; executors that come meanwhile wait for it.
@@ -107,12 +106,17 @@ impl Shared {
     }
 }
 
-fn load_model(package: &Package, cores: &Cores, progress: &dyn Progress) -> Result<Model<CpuDevice>, LoadError> {
+fn load_model(
+    package: &Package,
+    cores: &Cores,
+    batch_tokens: usize,
+    progress: &dyn Progress,
+) -> Result<Model<CpuDevice>, LoadError> {
     let cores = match cores {
         Cores::All => CpuDevice::available_cores()?,
         Cores::These(cores) => cores.clone().collect(),
     };
-    Ok(Model::load(CpuDevice::new(&cores)?, package, progress)?)
+    Ok(Model::load(CpuDevice::new(&cores)?, package, batch_tokens, progress)?)
 }
 
 /// A load's progress, for whoever asks over HTTP and for whoever sits at the terminal.

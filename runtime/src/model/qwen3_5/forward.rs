@@ -51,15 +51,18 @@ impl<M> Workspace<M> {
 }
 
 impl<D: Device> Backbone<D> {
-    /// The final-normed states `[forest.read_rows, hidden_size]` of a forest.
+    /// The final-normed states `[forest.read_rows, hidden_size]` of a forest. `keep_going` is asked before every
+    /// layer.
     ///
     /// # Errors
-    /// [`ModelError::TokenId`] for a token id outside the vocabulary, [`ModelError::Kernel`] from the device.
+    /// [`ModelError::TokenId`] for a token id outside the vocabulary, [`ModelError::Kernel`] from the device,
+    /// [`ModelError::Abandoned`] when `keep_going` says no.
     pub(crate) fn forward<'w>(
         &self,
         device: &D,
         forest: &Forest<'_>,
         workspace: &'w mut Workspace<D::Matrix>,
+        keep_going: &dyn Fn() -> bool,
     ) -> Result<&'w D::Matrix, ModelError> {
         if let Some(&id) = forest.ids.iter().find(|&&id| id as usize >= self.vocab_size) {
             return Err(ModelError::TokenId { id, vocab_size: self.vocab_size });
@@ -69,6 +72,9 @@ impl<D: Device> Backbone<D> {
         let first_norm = self.layers.first().map_or(&self.norm, |layer| &layer.input_layernorm);
         device.rms_norm(&ws.hidden_states, first_norm, eps, &mut ws.normed)?;
         for (index, layer) in self.layers.iter().enumerate() {
+            if !keep_going() {
+                return Err(ModelError::Abandoned);
+            }
             let next = self.layers.get(index + 1);
             let out_proj = layer.mixer.mix(device, &forest.packing, ws)?;
             if next.is_none() {

@@ -34,10 +34,15 @@ fn cpu(threads: usize) -> CpuDevice {
 
 /// A fixture member on `device`.
 fn load<D: Device>(device: D, member: &str) -> Model<D> {
+    load_with_passes(device, member, 24_576)
+}
+
+/// A fixture member on `device`, whose passes take at most `batch_tokens` rows.
+fn load_with_passes<D: Device>(device: D, member: &str, batch_tokens: usize) -> Model<D> {
     let folder = fixtures("members").join(member);
     let anchor = Anchor(Digest::of(&fs::read(folder.join("MODEL_MANIFEST.json")).unwrap()));
     let package = Package::open(&folder, Trust::Anchored(anchor)).unwrap();
-    Model::load(device, &package, &()).unwrap()
+    Model::load(device, &package, batch_tokens, &()).unwrap()
 }
 
 /// A reproducible sequence (splitmix64); tests print the seed.

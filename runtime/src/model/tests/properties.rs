@@ -3,11 +3,12 @@
 //! Company never changes an answer: these tests compare bits. A block equals the tail of its plain sequence: there the
 //! work is divided differently, and the distance is bounded.
 
+use std::cell::Cell;
 use std::sync::Arc;
 
 use synod_kernels::cpu::CpuDevice;
 
-use super::{LOGIT_GATE, Random, cpu, distance, load};
+use super::{LOGIT_GATE, Random, cpu, distance, load, load_with_passes};
 use crate::family::{Block, Logits, Readout, SpanHead, Tree};
 use crate::model::{Forward, Model, ModelError};
 
@@ -63,7 +64,7 @@ fn random_trees(random: &mut Random) -> Vec<Tree> {
 }
 
 fn forward(model: &mut dyn Forward, trees: &[Tree]) -> Vec<Vec<Logits>> {
-    model.forward(&trees.iter().collect::<Vec<_>>()).unwrap()
+    model.forward(&trees.iter().collect::<Vec<_>>(), &|| true).unwrap()
 }
 
 fn assert_same_bits(found: &Logits, expected: &Logits, at: &str) {
@@ -122,7 +123,7 @@ fn neither_passes_nor_threads_change_a_bit() {
         let expected = forward(&mut load(cpu(2), member), &trees);
         let one_thread = load(cpu(1), member);
         for (mut model, how) in
-            [(one_thread, "one thread"), (load(cpu(2), member).with_batch_tokens(1), "a pass for each tree")]
+            [(one_thread, "one thread"), (load_with_passes(cpu(2), member, 1), "a pass for each tree")]
         {
             for (found, expected) in forward(&mut model, &trees).iter().flatten().zip(expected.iter().flatten()) {
                 assert_same_bits(found, expected, &format!("{member}, seed 4, {how}"));
@@ -182,7 +183,7 @@ fn what_cannot_be_computed_is_an_error_of_its_call() {
     };
     let expected = forward(&mut model, &[good(&[7, 8])]);
     for wrong in [good(&[7, VOCABULARY]), good(&[7]), spans(SpanHead::Broad, &[0])] {
-        let error = model.forward(&[&good(&[7, 8]), &wrong]).unwrap_err();
+        let error = model.forward(&[&good(&[7, 8]), &wrong], &|| true).unwrap_err();
         assert!(
             matches!(
                 error,
@@ -197,5 +198,33 @@ fn what_cannot_be_computed_is_an_error_of_its_call() {
     let computed = model.tokens_computed();
     assert_eq!(forward(&mut model, &[spans(SpanHead::Router, &[])]), [[Logits { values: vec![], columns: 2 }]]);
     assert_eq!(model.tokens_computed(), computed, "nothing is read, nothing is computed");
-    assert!(model.forward(&[]).unwrap().is_empty());
+    assert!(model.forward(&[], &|| true).unwrap().is_empty());
+}
+
+/// Whatever nobody waits for any more ends at the next layer, and leaves nothing behind that another call could read.
+#[test]
+fn a_forward_that_nobody_wants_ends_at_the_next_layer() {
+    for member in MEMBERS {
+        let trees = random_trees(&mut Random::new(7));
+        let mut model = load_with_passes(cpu(2), member, 1);
+        let asked = Cell::new(0);
+        let count = || {
+            asked.set(asked.get() + 1);
+            true
+        };
+        let borrowed: Vec<&Tree> = trees.iter().collect();
+        let expected = model.forward(&borrowed, &count).unwrap();
+        let all = asked.get();
+        assert!(all >= 2 * trees.len(), "{member}: asked {all} times only");
+        for enough in [0, 1, all / 2, all - 1] {
+            asked.set(0);
+            let abandoned = model.forward(&borrowed, &|| count() && asked.get() <= enough);
+            assert!(matches!(abandoned, Err(ModelError::Abandoned)), "{member}, seed 7");
+            assert_eq!(asked.get(), enough + 1, "{member}, seed 7: asked after a no");
+            let again = model.forward(&borrowed, &|| true).unwrap();
+            for (found, expected) in again.iter().flatten().zip(expected.iter().flatten()) {
+                assert_same_bits(found, expected, &format!("{member}, seed 7, abandoned after {enough}"));
+            }
+        }
+    }
 }

@@ -98,7 +98,7 @@ impl Case {
                 blocks: tree.read().map(RecordedBlock::block).collect(),
             })
             .collect();
-        let logits = model.forward(&trees.iter().collect::<Vec<_>>()).unwrap();
+        let logits = model.forward(&trees.iter().collect::<Vec<_>>(), &|| true).unwrap();
         let mut recorded = self.logits.take().expect("a case with logits");
         let mut worst = 0.0_f64;
         assert_eq!(logits.len(), self.trees.len());
