@@ -55,11 +55,21 @@ pub struct Limits {
     pub max_questions: usize,
     /// Code points.
     pub max_question_id_chars: usize,
+    /// Options, labels or names of one question.
+    pub max_options: usize,
+    pub max_score_levels: usize,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { max_body_bytes: 8 << 20, max_json_depth: 128, max_questions: 256, max_question_id_chars: 256 }
+        Self {
+            max_body_bytes: 8 << 20,
+            max_json_depth: 128,
+            max_questions: 256,
+            max_question_id_chars: 256,
+            max_options: 255,
+            max_score_levels: 10,
+        }
     }
 }
 

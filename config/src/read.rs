@@ -184,8 +184,19 @@ fn read_limits(table: &mut Table, report: &mut Report) -> Limits {
     if let Some(questions) = table.get(report, "max_questions", want, whole(1..=65_536)) {
         limits.max_questions = questions.value as usize;
     }
-    if let Some(chars) = table.get(report, "max_question_id_chars", want, whole(1..=65_536)) {
+    // A refusal repeats no more of an id than this.
+    let want = Want { what: "a whole number from 1 to 1024", example: "256" };
+    if let Some(chars) = table.get(report, "max_question_id_chars", want, whole(1..=1024)) {
         limits.max_question_id_chars = chars.value as usize;
+    }
+    // A choice has two options or more, a score two levels. Above the defaults no member was trained.
+    let want = Want { what: "a whole number from 2 to 255", example: "255" };
+    if let Some(options) = table.get(report, "max_options", want, whole(2..=255)) {
+        limits.max_options = options.value as usize;
+    }
+    let want = Want { what: "a whole number from 2 to 10", example: "10" };
+    if let Some(levels) = table.get(report, "max_score_levels", want, whole(2..=10)) {
+        limits.max_score_levels = levels.value as usize;
     }
     limits
 }

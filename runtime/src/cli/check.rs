@@ -10,6 +10,7 @@ use synod_config::{Deployment, Member};
 use super::{local, one_line};
 use crate::member::{Anchor, Digest, Package, Trust};
 use crate::model::qwen3_5::config::TensorSpec;
+use crate::wire::request::Limits;
 
 /// Check a deployment file and the packages that it names, without loading weights.
 ///
@@ -50,7 +51,8 @@ impl Check {
 fn inspect(member: &Member) -> Result<[String; HEADER.len()]> {
     let trust = member.anchor.map_or(Trust::Released, |anchor| Trust::Anchored(Anchor(Digest::from(anchor.0))));
     let package = Package::open(&member.path, trust).with_context(|| member.path.display().to_string())?;
-    local::vela(&package, member.noul_calibration).with_context(|| member.path.display().to_string())?;
+    local::vela(&package, member.noul_calibration, Limits::default())
+        .with_context(|| member.path.display().to_string())?;
     let config = package.config();
     let broad = if package.has_broad_head() { config.broad_inventory() } else { Vec::new() };
     let parameters: usize = config.inventory().iter().chain(&broad).map(TensorSpec::elements).sum();

@@ -15,6 +15,7 @@ use crate::family::{Family, Logits, Rendered, Tree};
 use crate::member::demo::Demo;
 use crate::member::{Anchor, Package, Progress, Trust};
 use crate::model::{Forward, Model};
+use crate::wire::request::Limits;
 
 /// A verified package and how it reads requests; its weights are not loaded yet.
 pub struct LocalMember {
@@ -48,7 +49,7 @@ impl LocalMember {
     }
 
     fn of(source: Source) -> Result<Self> {
-        let family = vela(source.package(), false)?;
+        let family = vela(source.package(), false, Limits::default())?;
         Ok(Self { source, family })
     }
 
@@ -84,7 +85,7 @@ impl Source {
 ///
 /// # Errors
 /// A tokenizer or calibration that cannot be read, or files that do not go together.
-pub fn vela(package: &Package, noul_calibration: bool) -> Result<Vela, VelaError> {
+pub fn vela(package: &Package, noul_calibration: bool, limits: Limits) -> Result<Vela, VelaError> {
     let config = package.config();
     let layout = LayoutParameters {
         max_length: config.max_length,
@@ -98,6 +99,7 @@ pub fn vela(package: &Package, noul_calibration: bool) -> Result<Vela, VelaError
         layout,
         has_broad: package.has_broad_head(),
         noul_calibration,
+        limits,
     })
 }
 

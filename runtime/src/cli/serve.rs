@@ -108,7 +108,7 @@ fn check_access(deployment: &Deployment) -> Result<()> {
 async fn serve(deployment: Deployment) -> Result<()> {
     let mut stop = Stop::listen()?;
     let metrics = Arc::new(Metrics::new());
-    let seats = seats::seats(&deployment)?;
+    let seats = seats::seats(&deployment, request_limits(&deployment.server.limits))?;
     let (supervisor, roster) = Supervisor::start_all(seats, executors(&deployment), Arc::clone(&metrics));
     let server = &deployment.server;
     let service = web::Data::new(Service {
@@ -160,10 +160,19 @@ fn admission(deployment: &Deployment) -> admission::Settings {
         threads: thread::available_parallelism().map_or(1, NonZeroUsize::get),
         max_body_bytes: limits.max_body_bytes,
         max_depth: limits.max_json_depth,
-        limits: Limits { max_questions: limits.max_questions, max_question_id_chars: limits.max_question_id_chars },
+        limits: request_limits(&limits),
         max_requests: deployment.queue.max_requests,
         max_tokens: deployment.queue.max_tokens,
         request_timeout: deployment.server.request_timeout,
+    }
+}
+
+fn request_limits(limits: &synod_config::Limits) -> Limits {
+    Limits {
+        max_questions: limits.max_questions,
+        max_question_id_chars: limits.max_question_id_chars,
+        max_options: limits.max_options,
+        max_score_levels: limits.max_score_levels,
     }
 }
 

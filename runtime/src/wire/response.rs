@@ -1,7 +1,13 @@
 //! Answers and refusals, and their exact text (vela.md §9, system-one.md).
 
+use std::borrow::Cow;
+
 use super::canonical::{KeyOrder, write_array, write_float, write_object, write_text, write_value};
 use super::json::Value;
+
+/// Code points of what a client sent that a refusal or a failed question repeats: the longest id that a deployment
+/// may allow. Eight megabytes of unknown key need not be sent back.
+const MAX_ECHO_CHARS: usize = 1024;
 
 /// One state's part of a response: everything but `model`.
 #[derive(Clone, Debug, PartialEq)]
@@ -120,17 +126,17 @@ pub fn write_decision(model: &str, decision: &Decision) -> String {
     out
 }
 
-/// The body of a 422.
+/// The body of a 422. Steps and messages beyond [`MAX_ECHO_CHARS`] are cut.
 pub fn write_details(details: &[Detail]) -> String {
     let mut out = String::from("{\"detail\":");
     write_array(&mut out, details, |out, detail| {
         out.push_str("{\"loc\":");
         write_array(out, &detail.loc, |out, step| match step {
-            Loc::Key(key) => write_text(out, key),
+            Loc::Key(key) => write_text(out, &echo(key)),
             Loc::Index(index) => out.push_str(&index.to_string()),
         });
         out.push_str(",\"msg\":");
-        write_text(out, &detail.msg);
+        write_text(out, &echo(&detail.msg));
         out.push_str(",\"type\":");
         write_text(out, detail.code);
         out.push('}');
@@ -185,10 +191,18 @@ fn write_answer(out: &mut String, answer: &Answer) {
             out.push_str(",\"error\":");
             write_text(out, error);
             out.push_str(",\"message\":");
-            write_text(out, message);
+            write_text(out, &echo(message));
         }
     }
     out.push('}');
+}
+
+/// A text that holds words of the client's, cut where it is too long to repeat.
+fn echo(text: &str) -> Cow<'_, str> {
+    match text.char_indices().nth(MAX_ECHO_CHARS) {
+        Some((cut, _)) => format!("{}…", &text[..cut]).into(),
+        None => text.into(),
+    }
 }
 
 fn write_abstain(out: &mut String, abstain_probability: Option<f64>) {
@@ -329,5 +343,22 @@ mod tests {
             r#"{"detail":[{"loc":["body","a\nb",3],"msg":"is required","type":"missing"},{"loc":["body","a\nb",3],"msg":"is required","type":"missing"}]}"#
         );
         assert_eq!(write_error("too_long", "say \"x\""), r#"{"error":{"code":"too_long","message":"say \"x\""}}"#);
+    }
+
+    /// A body of megabytes in one key made an answer of as many.
+    #[test]
+    fn what_a_client_sent_is_repeated_up_to_a_length() {
+        let details = |text: &str| {
+            let loc = vec![Loc::Key("body".into()), Loc::Key(text.into())];
+            write_details(&[Detail { loc, msg: text.into(), code: "extra_forbidden" }])
+        };
+        let longest = "é".repeat(1024);
+        assert!(details(&longest).contains(&format!(r#"["body","{longest}"],"msg":"{longest}","#)));
+        assert!(details(&format!("{longest}x")).contains(&format!(r#"["body","{longest}…"],"msg":"{longest}…","#)));
+
+        let mut out = String::new();
+        let failed = |message| Answer::Failed { kind: Value::Null, error: "unknown_part".into(), message };
+        write_answer(&mut out, &failed(format!("{longest}x")));
+        assert_eq!(out, format!(r#"{{"type":null,"error":"unknown_part","message":"{longest}…"}}"#));
     }
 }

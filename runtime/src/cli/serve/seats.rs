@@ -16,6 +16,7 @@ use crate::executor::{Face, LoadProgress, Loaded};
 use crate::member::{Anchor, Digest, Package, Progress, Trust};
 use crate::model::Model;
 use crate::supervisor::{self, Listing, Seat};
+use crate::wire::request::Limits;
 
 type LoadError = Box<dyn Error + Send + Sync>;
 
@@ -23,17 +24,17 @@ type LoadError = Box<dyn Error + Send + Sync>;
 ///
 /// # Errors
 /// A placement or profile that this build does not serve.
-pub(super) fn seats(deployment: &Deployment) -> Result<Vec<Seat>> {
+pub(super) fn seats(deployment: &Deployment, limits: Limits) -> Result<Vec<Seat>> {
     for line in without_effect(deployment) {
         tracing::warn!("{line}: has no effect in this version");
     }
     let executors: usize = deployment.members.iter().map(|member| member.placements.len()).sum();
-    let seat_of = |member| seat(member, deployment.queue.batch_tokens, executors == 1);
+    let seat_of = |member| seat(member, limits, deployment.queue.batch_tokens, executors == 1);
     deployment.members.iter().map(seat_of).collect()
 }
 
-fn seat(member: &Member, batch_tokens: usize, shows_bar: bool) -> Result<Seat> {
-    let shared = Arc::new(Shared { member: member.clone(), opened: Mutex::default(), batch_tokens, shows_bar });
+fn seat(member: &Member, limits: Limits, batch_tokens: usize, shows_bar: bool) -> Result<Seat> {
+    let shared = Arc::new(Shared { member: member.clone(), opened: Mutex::default(), limits, batch_tokens, shows_bar });
     let placements = member.placements.iter().map(|placement| place(&shared, placement)).collect::<Result<_>>()?;
     let listing = Listing {
         name: member.name.clone(),
@@ -64,6 +65,7 @@ fn place(shared: &Arc<Shared>, placement: &Placement) -> Result<supervisor::Plac
 struct Shared {
     member: Member,
     opened: Mutex<Option<Arc<Opened>>>,
+    limits: Limits,
     batch_tokens: usize,
     /// Two bars at once would overwrite each other.
     shows_bar: bool,
@@ -95,7 +97,7 @@ impl Shared {
             self.member.anchor.map_or(Trust::Released, |anchor| Trust::Anchored(Anchor(Digest::from(anchor.0))));
         let package = Package::open(&self.member.path, trust)?;
         let face = Face {
-            family: Arc::new(local::vela(&package, self.member.noul_calibration)?),
+            family: Arc::new(local::vela(&package, self.member.noul_calibration, self.limits)?),
             family_name: "vela",
             model_name: package.model_name().to_owned(),
             digest: format!("sha256:{}", package.digest()),

@@ -24,7 +24,7 @@ use self::state::{State, StateProblem, read_state};
 use self::tokens::{Tokenizer, TokenizerError};
 use super::{Family, Plan, Rendered};
 use crate::wire::json::Value;
-use crate::wire::request::{self, Strictness};
+use crate::wire::request::{self, Limits, Strictness};
 use crate::wire::response::{Detail, Loc, Refusal};
 
 /// A Vela member's reading and answering: its tokenizer, calibration and limits.
@@ -34,6 +34,7 @@ pub struct Vela {
     calibration: Arc<Calibration>,
     has_broad: bool,
     noul_calibration: bool,
+    limits: Limits,
 }
 
 /// What a [`Vela`] is made of.
@@ -47,6 +48,8 @@ pub struct VelaFiles<'a> {
     pub has_broad: bool,
     /// Whether the deployment enables the noul calibration; the file can do so too.
     pub noul_calibration: bool,
+    /// What the deployment allows of a question.
+    pub limits: Limits,
 }
 
 /// Why a member's files do not make a [`Vela`].
@@ -74,7 +77,7 @@ impl Vela {
     /// # Errors
     /// [`VelaError`], for a file that is not what it should be or files that do not go together.
     pub fn new(files: VelaFiles<'_>) -> Result<Self, VelaError> {
-        let VelaFiles { layout, has_broad, noul_calibration, .. } = files;
+        let VelaFiles { layout, has_broad, noul_calibration, limits, .. } = files;
         for (key, tokens) in [("window", layout.window), ("stride", layout.stride)] {
             if tokens == 0 {
                 return Err(VelaError::ZeroLayout { key });
@@ -86,7 +89,7 @@ impl Vela {
         }
         let tokenizer = Tokenizer::from_bytes(files.tokenizer)?;
         let layouter = Layouter::new(&tokenizer, layout)?;
-        Ok(Vela { tokenizer, layouter, calibration: Arc::new(calibration), has_broad, noul_calibration })
+        Ok(Vela { tokenizer, layouter, calibration: Arc::new(calibration), has_broad, noul_calibration, limits })
     }
 
     /// [`Family::render`], with what is pending still open to view.
@@ -124,7 +127,7 @@ impl Vela {
         asked: &[(String, request::Question)],
         strictness: Strictness,
     ) -> Result<Understood, Refusal> {
-        let read = read_questions(asked, state, &self.calibration, self.has_broad);
+        let read = read_questions(asked, state, &self.calibration, self.has_broad, &self.limits);
         let mut details = Vec::new();
         let mut understood = Understood { asked: Vec::with_capacity(asked.len()), questions: Vec::new() };
         for ((id, body), question) in asked.iter().zip(read) {
@@ -134,6 +137,8 @@ impl Vela {
                     understood.asked.push(Asked::Question { index, kind: kind_as_sent(body) });
                     understood.questions.push(question);
                 }
+                // Its key is the id as sent, however long: the client looks for its answer there, and it is no longer
+                // than the body that brought it.
                 Err(problem) if strictness == Strictness::PerQuestion => {
                     let failure = Failure { kind: kind_as_sent(body), code: problem.code, message: problem.msg };
                     understood.asked.push(Asked::Failed { id: id.clone(), failure });

@@ -103,7 +103,7 @@ fn entry<'a>(item: &'a Value, seen: &mut HashSet<&'a str>) -> Result<(String, St
 }
 
 /// A score's levels as text, from `criteria` or `levels`.
-pub(super) fn levels(body: &Object) -> Result<Vec<String>, Problem> {
+pub(super) fn levels(body: &Object, max_levels: usize) -> Result<Vec<String>, Problem> {
     let (field, value) = required_criteria_or(body, "levels")?;
     let read = || {
         let items = value.as_array().ok_or_else(|| Problem::new("list_type", "must be an array"))?;
@@ -112,7 +112,7 @@ pub(super) fn levels(body: &Object) -> Result<Vec<String>, Problem> {
             .enumerate()
             .map(|(index, level)| content(level).map_err(|problem| problem.at_index(index)))
             .collect::<Result<_, _>>()?;
-        check_count(levels.len(), 2..=10)?;
+        check_count(levels.len(), 2..=max_levels)?;
         Ok(levels)
     };
     read().map_err(|problem: Problem| problem.at(field))

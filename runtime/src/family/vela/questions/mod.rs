@@ -18,10 +18,9 @@ use super::calibration::{Calibration, Schema};
 use super::state::{Field, Role, State};
 use crate::family::SpanHead;
 use crate::wire::json::{Object, Value};
+use crate::wire::request::Limits;
 use crate::wire::response::Loc;
 
-/// The most options, labels or names of one question.
-const MAX_OPTIONS: usize = 255;
 const NO: &str = "No. The statement or question is not satisfied.";
 const YES: &str = "Yes. The statement or question is satisfied.";
 
@@ -137,9 +136,10 @@ pub fn read_questions(
     state: &State,
     calibration: &Calibration,
     has_broad: bool,
+    limits: &Limits,
 ) -> Vec<Result<Question, Problem>> {
     let ids = questions.iter().map(|(id, _)| id.as_str()).collect();
-    let reader = Reader { ids, parts: Parts::of(state), calibration, has_broad };
+    let reader = Reader { ids, parts: Parts::of(state), calibration, has_broad, limits };
     questions.iter().map(|(id, body)| reader.read(id, body)).collect()
 }
 
@@ -149,10 +149,15 @@ struct Reader<'a> {
     parts: Parts<'a>,
     calibration: &'a Calibration,
     has_broad: bool,
+    limits: &'a Limits,
 }
 
 impl Reader<'_> {
     fn read(&self, id: &str, body: &Value) -> Result<Question, Problem> {
+        let max_chars = self.limits.max_question_id_chars;
+        if id.chars().nth(max_chars).is_some() {
+            return Err(Problem::new("too_long", format!("takes at most {max_chars} characters")));
+        }
         let Value::Object(body) = body else { return Err(Problem::new("dict_type", "must be an object")) };
         match given(body, "preset") {
             Some(preset) => self.preset(id, preset, body),
@@ -166,14 +171,15 @@ impl Reader<'_> {
             return Err(Problem::new("extra_forbidden", "unknown field").at(unknown));
         }
         let text = fields::instructions(body)?;
+        let Limits { max_options, max_score_levels, .. } = *self.limits;
         let (options, legend) = match kind {
-            Kind::Choice => (fields::named(body, kind.alternative(), 2..=MAX_OPTIONS)?, Vec::new()),
-            Kind::Noul => (noul_options(body)?, Vec::new()),
+            Kind::Choice => (fields::named(body, kind.alternative(), 2..=max_options)?, Vec::new()),
+            Kind::Noul => (noul_options(body, max_options)?, Vec::new()),
             Kind::Score => {
-                let levels = fields::levels(body)?;
+                let levels = fields::levels(body, max_score_levels)?;
                 (levels.iter().map(|level| (level.clone(), String::new())).collect(), levels)
             }
-            Kind::Set | Kind::Span => (fields::named(body, kind.alternative(), 1..=MAX_OPTIONS)?, Vec::new()),
+            Kind::Set | Kind::Span => (fields::named(body, kind.alternative(), 1..=max_options)?, Vec::new()),
         };
         let threshold = fields::threshold(body)?;
         let own_head = fields::head(body, self.has_broad)?;
@@ -269,10 +275,10 @@ fn kind_of(body: &Object) -> Result<Kind, Problem> {
 }
 
 /// `no` and `yes` with the descriptions of `false` and `true`, where there are any.
-fn noul_options(body: &Object) -> Result<Vec<(String, String)>, Problem> {
+fn noul_options(body: &Object, max_options: usize) -> Result<Vec<(String, String)>, Problem> {
     let (mut no, mut yes) = (String::new(), String::new());
     if let Some((field, value)) = fields::criteria_or(body, Kind::Noul.alternative())? {
-        for (name, description) in fields::named_in(field, value, 0..=MAX_OPTIONS)? {
+        for (name, description) in fields::named_in(field, value, 0..=max_options)? {
             match name.as_str() {
                 "false" => no = description,
                 "true" => yes = description,

@@ -84,7 +84,7 @@ fn recorded_cases_are_read_as_the_reference_reads_them() {
             let parts = case["parts"].as_array().unwrap().iter();
             let parts: Json = parts.map(|part| json!([part["role"], part["text"], part["fields"]])).collect();
             assert_eq!(parts_data(&state), parts, "{file}");
-            let found = read_questions(&questions, &state, &calibration, has_broad);
+            let found = read_questions(&questions, &state, &calibration, has_broad, &Limits::default());
             let detail: Vec<Json> = questions
                 .iter()
                 .zip(&found)
@@ -123,7 +123,7 @@ fn generated_requests_are_read_as_the_reference_reads_them() {
             }
         };
         assert_eq!(parts_data(&state), case["parts"], "{text}");
-        let found = read_questions(&questions, &state, &calibration, has_broad);
+        let found = read_questions(&questions, &state, &calibration, has_broad, &Limits::default());
         let recorded = case["questions"].as_array().unwrap();
         assert_eq!(found.len(), recorded.len());
         for (found, recorded) in found.iter().zip(recorded) {
@@ -142,7 +142,7 @@ fn generated_requests_are_read_as_the_reference_reads_them() {
 fn read_one(body: &str, calibration: &Calibration, has_broad: bool) -> Result<Question, Problem> {
     let state = read_state(&parse_text(r#"{"request": "R", "it's": "S"}"#).unwrap()).unwrap();
     let questions = [("q".to_owned(), parse_text(body).unwrap())];
-    read_questions(&questions, &state, calibration, has_broad).pop().unwrap()
+    read_questions(&questions, &state, calibration, has_broad, &Limits::default()).pop().unwrap()
 }
 
 /// The first problem in the order of system-one.md, where a question has several.
@@ -226,6 +226,31 @@ fn presets_and_aliases_follow_the_member() {
     assert_eq!((problem.code, problem.msg.as_str()), ("unsupported", "this member has no halu schema"));
 }
 
+#[test]
+fn a_deployment_can_lower_every_limit() {
+    let (calibration, has_broad) = member("tiny-08b");
+    let limits = Limits { max_questions: 1, max_question_id_chars: 2, max_options: 3, max_score_levels: 2 };
+    let state = read_state(&Value::Text("R".to_owned())).unwrap();
+    let check = |id: &str, body: &str, expected: Result<(), (Json, &str)>| {
+        let questions = [(id.to_owned(), parse_text(body).unwrap())];
+        let found = read_questions(&questions, &state, &calibration, has_broad, &limits).pop().unwrap();
+        let found = found.map(drop).map_err(|problem| (loc_data(&problem.loc), problem.msg));
+        assert_eq!(found, expected.map_err(|(loc, msg)| (loc, msg.to_owned())), "{id} {body}");
+    };
+    // Code points, not bytes.
+    check("éé", r#"{"type": "noul", "instructions": "?"}"#, Ok(()));
+    check("ééé", "[]", Err((json!([]), "takes at most 2 characters")));
+    for kind in ["choice", "set", "span"] {
+        let question = |criteria: &str| format!(r#"{{"type": "{kind}", "instructions": "?", "criteria": {criteria}}}"#);
+        check("q", &question(r#"{"a": null, "b": null, "c": null}"#), Ok(()));
+        let four = question(r#"{"a": null, "b": null, "c": null, "d": null}"#);
+        check("q", &four, Err((json!(["criteria"]), "takes at most 3")));
+    }
+    check("q", r#"{"type": "score", "instructions": "?", "levels": ["a", "b"]}"#, Ok(()));
+    let three = r#"{"type": "score", "instructions": "?", "levels": ["a", "b", "c"]}"#;
+    check("q", three, Err((json!(["levels"]), "takes at most 2")));
+}
+
 /// A body of megabytes is read once, whatever it repeats: keys of one list, names of `over`, fields of the state.
 #[test]
 fn large_questions_take_linear_time() {
@@ -240,7 +265,7 @@ fn large_questions_take_linear_time() {
     let names: Vec<String> = (0..200_000).rev().map(|i| format!(r#""k{i}""#)).collect();
     let body = format!(r#"{{"type": "noul", "instructions": "?", "over": [{}]}}"#, names.join(","));
     let questions = [("q".to_owned(), parse_text(&body).unwrap())];
-    assert!(read_questions(&questions, &state, &calibration, has_broad)[0].is_ok());
+    assert!(read_questions(&questions, &state, &calibration, has_broad, &Limits::default())[0].is_ok());
     // Quadratic time would be minutes; the bound leaves room for a busy machine.
     assert!(started.elapsed().as_secs() < 20, "took {:?}", started.elapsed());
 }

@@ -8,7 +8,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use serde_json::json;
 
 use super::*;
-use crate::wire::response::{Answer, Decision};
+use crate::wire::response::{Answer, Decision, write_details};
 
 type Asking = Vec<(String, Value)>;
 
@@ -57,6 +57,29 @@ fn invalid_questions_stand_in_their_place_and_change_nothing_else() {
     let ids: Vec<&str> = decision.answers.iter().map(|(id, _)| id.as_str()).filter(|id| !id.contains('.')).collect();
     let asked: Vec<&str> = mixed.iter().map(|(id, _)| id.as_str()).filter(|id| *id != "topics").collect();
     assert_eq!(ids, asked);
+}
+
+/// Under its own id, so that the client finds it; nowhere else is so long an id repeated whole.
+#[test]
+fn an_id_that_is_too_long_spoils_no_other_question() {
+    let case = named_case("vela/tiny-08b/golden.json");
+    let id = "é".repeat(2_000);
+    let mut mixed = case.questions.clone();
+    mixed.insert(1, (id.clone(), mixed[0].1.clone()));
+    let decision = decide(&case.vela, &case.state, &mixed, Strictness::PerQuestion);
+    let kind = value(&json!("choice"));
+    assert_eq!(failures(&decision), [(id.as_str(), &kind, "too_long")]);
+    assert_eq!(decision.answers[1].0, id);
+    let alone = decide(&case.vela, &case.state, &case.questions, Strictness::PerQuestion);
+    assert_eq!(without_failures(&decision), alone);
+
+    let Err(Refusal::Invalid(details)) = case.vela.render(&case.state, &mixed, Strictness::AllOrNothing) else {
+        panic!("answered")
+    };
+    let body: Json = serde_json::from_str(&write_details(&details)).unwrap();
+    let loc = json!(["body", "questions", format!("{}…", "é".repeat(1024))]);
+    let msg = "takes at most 256 characters";
+    assert_eq!(body, json!({"detail": [{"loc": loc, "msg": msg, "type": "too_long"}]}));
 }
 
 #[test]
@@ -162,7 +185,7 @@ fn a_span_whose_window_does_not_fit_goes_alone() {
     // With more and more labels, the windows, which repeat their target, are the first that do not fit.
     let window_fails = |labels: &usize| {
         let state = read_state(&state).unwrap();
-        let read = read_questions(&with_labels(*labels), &state, &vela.calibration, true);
+        let read = read_questions(&with_labels(*labels), &state, &vela.calibration, true, &vela.limits);
         let questions: Vec<Question> = read.into_iter().map(Result::unwrap).collect();
         let parts = vela.token_parts(&state, &questions).unwrap();
         let strict = Strictness::AllOrNothing;

@@ -96,6 +96,7 @@ fn vela(folder: &str, member: &str) -> Arc<Vela> {
         layout,
         has_broad: files.join("broad_head.safetensors").exists(),
         noul_calibration: false,
+        limits: Limits::default(),
     });
     Arc::new(vela.unwrap())
 }
@@ -137,6 +138,7 @@ fn files_that_do_not_go_together_are_refused() {
         layout,
         has_broad: false,
         noul_calibration: false,
+        limits: Limits::default(),
     };
     let error = |files: VelaFiles<'_>| Vela::new(files).err();
     assert_eq!(error(files), None);

@@ -129,10 +129,11 @@ fn check_readout(readout: &Readout, block: &Json, name: &str) {
 fn laid_out(case: &Case) -> (Vec<TokenPart>, Vec<Question>, Result<Layout, LayoutError>) {
     let vela = &case.vela;
     let state = read_state(&case.state).unwrap();
-    let questions: Vec<Question> = read_questions(&case.questions, &state, &vela.calibration, vela.has_broad)
-        .into_iter()
-        .map(Result::unwrap)
-        .collect();
+    let questions: Vec<Question> =
+        read_questions(&case.questions, &state, &vela.calibration, vela.has_broad, &vela.limits)
+            .into_iter()
+            .map(Result::unwrap)
+            .collect();
     let parts = vela.token_parts(&state, &questions).unwrap();
     let strictness = Strictness::AllOrNothing;
     let layout = vela.layouter.lay_out(&vela.tokenizer, &parts, &questions, strictness);
