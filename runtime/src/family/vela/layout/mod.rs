@@ -27,16 +27,33 @@ use crate::wire::request::Strictness;
 /// need hours for it.
 const MAX_REQUEST_TOKENS: usize = 1 << 24;
 
+/// The most logits of spans, words times labels, that one request may ask for: 64 MiB of them. A reading of our own as
+/// well: words are not bounded by tokens, since every punctuation mark is one and a single token can hold 64 of them.
+const MAX_REQUEST_SCORES: usize = 1 << 24;
+
+/// Every member takes trees of twice this many tokens: the released ones are made for it, and it bounds what a member
+/// with a shorter `max_length` can be asked.
+const LEAST_TREE_TOKENS: usize = 16_384;
+
 /// What a member's input may be, in tokens (`max_length` and `span_layout` of its `config.json`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LayoutParameters {
     pub max_length: usize,
     /// The longest span target that its block repeats; longer ones are read in windows.
     pub hybrid_rmax: usize,
-    /// At least 1.
+    /// At least 1 and at most `hybrid_rmax`, so that every window's block repeats its window.
     pub window: usize,
     /// At least 1.
     pub stride: usize,
+}
+
+impl LayoutParameters {
+    /// The most tokens that one tree may have, and the most words that it may read. The spec's budget never falls below
+    /// 64 tokens, however much the question of a span takes, so it bounds no tree that has one; and a device cannot
+    /// divide a tree. A reading of our own: twice the member's input, which no tree within the budget comes near.
+    pub(crate) fn max_tree_tokens(self) -> usize {
+        2 * self.max_length.max(LEAST_TREE_TOKENS)
+    }
 }
 
 /// What lays a member's requests out: its limits, and the pieces that all requests have.
@@ -104,8 +121,21 @@ pub struct TooLong {
 pub enum TooLongReason {
     /// The row or window does not fit the member's input even with the shortest parts.
     Questions(Numbers),
+    /// The tree is within the budget, which does not count all of a span's question, but larger than any may be.
+    Tree { limit_tokens: usize },
+    /// One block would read more words than any may.
+    Words { limit_words: usize },
     /// All rows and windows together exceed what one request may take.
     Request { limit_tokens: usize },
+    /// All spans together ask for more logits, words times labels, than one request may.
+    Scores { limit_scores: usize },
+}
+
+impl TooLongReason {
+    /// Whether it can only be the row's span that asks too much.
+    fn is_of_span(&self) -> bool {
+        matches!(self, TooLongReason::Words { .. } | TooLongReason::Scores { .. })
+    }
 }
 
 impl fmt::Display for TooLong {
@@ -113,8 +143,17 @@ impl fmt::Display for TooLong {
         match self.reason {
             // The recorded cases have this text.
             TooLongReason::Questions(_) => f.write_str("the questions do not fit the member's input"),
+            TooLongReason::Tree { limit_tokens } => {
+                write!(f, "a row takes more than {limit_tokens} tokens; shorten its questions")
+            }
+            TooLongReason::Words { limit_words } => {
+                write!(f, "a span reads more than {limit_words} words at once; send less punctuation")
+            }
             TooLongReason::Request { limit_tokens } => {
                 write!(f, "rows and windows take more than {limit_tokens} tokens; ask less of so long a state")
+            }
+            TooLongReason::Scores { limit_scores } => {
+                write!(f, "words times labels of all spans exceed {limit_scores}; ask for fewer labels or spans")
             }
         }
     }
@@ -227,9 +266,10 @@ fn fitting(builder: &mut Builder<'_>, mut row: Row) -> (Vec<LaidTree>, Vec<usize
             Ok(trees) => return (trees, too_long),
             Err(problem) => problem,
         };
-        let is_to_blame = |question: usize| match problem.window {
-            Some(_) => row.span == Some(question),
-            None => !builder.fits_alone(question),
+        let is_of_span = problem.window.is_some() || problem.reason.is_of_span();
+        let is_to_blame = |question: usize| match is_of_span {
+            true => row.span == Some(question),
+            false => builder.fits_alone(question).is_err(),
         };
         let mut removed: Vec<usize> = row.questions().filter(|&question| is_to_blame(question)).collect();
         if removed.is_empty() {

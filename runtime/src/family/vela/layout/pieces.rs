@@ -92,6 +92,11 @@ impl QuestionPieces {
         self.head.len() + self.suffix.len()
     }
 
+    /// All of its tokens.
+    pub(super) fn tokens(&self) -> usize {
+        self.frame_tokens() + self.options.iter().map(|option| option.len()).sum::<usize>()
+    }
+
     /// Tokens of the options or labels, and one for each.
     pub(super) fn option_tokens(&self) -> usize {
         self.options.iter().map(|option| 1 + option.len()).sum()

@@ -10,7 +10,7 @@ use serde_json::json;
 use super::*;
 use crate::wire::response::{Answer, Decision, write_details};
 
-type Asking = Vec<(String, Value)>;
+pub(super) type Asking = Vec<(String, Value)>;
 
 #[test]
 fn what_is_valid_and_fits_is_answered_alike_in_both_modes() {
@@ -243,7 +243,7 @@ fn two_sets_that_name_one_answer_share_it() {
     assert_eq!(decision.answers[0].1, Answer::Noul { noul, abstain_probability: None });
 }
 
-fn decide(vela: &Vela, state: &Value, questions: &[(String, Value)], strictness: Strictness) -> Decision {
+pub(super) fn decide(vela: &Vela, state: &Value, questions: &[(String, Value)], strictness: Strictness) -> Decision {
     let rendered = vela.render(state, questions, strictness).unwrap();
     let logits = model(&rendered.plan);
     rendered.pending.finish(&logits).unwrap()
@@ -258,11 +258,11 @@ fn model(plan: &Plan) -> Vec<Vec<Logits>> {
     })
 }
 
-fn asking(questions: &Json) -> Asking {
+pub(super) fn asking(questions: &Json) -> Asking {
     request_questions(&value(&json!({"questions": questions})))
 }
 
-fn value(json: &Json) -> Value {
+pub(super) fn value(json: &Json) -> Value {
     parse(json.to_string().as_bytes()).unwrap()
 }
 
@@ -291,7 +291,7 @@ fn failures(decision: &Decision) -> Vec<(&str, &Value, &str)> {
         .collect()
 }
 
-fn failed_ids(decision: &Decision) -> Vec<&str> {
+pub(super) fn failed_ids(decision: &Decision) -> Vec<&str> {
     failures(decision).into_iter().map(|(id, _, _)| id).collect()
 }
 

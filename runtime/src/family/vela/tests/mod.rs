@@ -2,6 +2,7 @@
 //! `/v1/decisions` against requests without the questions that fail.
 
 mod answers;
+mod bounds;
 mod decisions;
 mod trees;
 
