@@ -69,7 +69,7 @@ impl<D: Device> Heads<D> {
                         SpanHeadName::Router => &mut router,
                         SpanHeadName::Broad => &mut broad,
                     };
-                    group.push(index, SpanRows::new(read.first, words.len(), labels));
+                    group.push(index, SpanRows::new(read.first, words, labels));
                 }
             }
         }

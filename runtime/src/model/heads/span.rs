@@ -1,5 +1,8 @@
 //! A span head: one logit per word and label (spec: vela.md §8). `span2` and `span_broad` are two of them.
+//!
+//! Words at one token share its state, yet each is a word of its own: it counts in the mean and has its own logits.
 
+use std::iter::repeat_n;
 use std::ops::Range;
 
 use synod_kernels::{Device, PairGroup};
@@ -29,18 +32,22 @@ pub(super) struct SpanHead<D: Device> {
 
 /// Rows of one block's readout in the matrix of read states. There is at least one word and one label.
 pub(super) struct SpanRows {
-    words: Range<u32>,
+    /// The row of each word.
+    words: Vec<u32>,
     /// The rows of every token of each label.
     labels: Vec<Range<u32>>,
 }
 
 impl SpanRows {
-    /// The words' rows begin at `first`, those of every label's tokens follow; `labels` are positions in the block.
-    pub(super) fn new(first: u32, words: usize, labels: &[Range<u32>]) -> Self {
-        let words = first..first + words as u32;
+    /// The words' rows begin at `first`, one for each run of words at one token; those of every label's tokens follow.
+    /// `words` and `labels` are positions in the block.
+    pub(super) fn new(first: u32, words: &[u32], labels: &[Range<u32>]) -> Self {
+        let runs = words.chunk_by(|word, next| word == next);
+        let words: Vec<u32> = runs.zip(first..).flat_map(|(run, row)| repeat_n(row, run.len())).collect();
+        let end = words.last().map_or(first, |last| last + 1);
         let labels = consecutive_ranges(labels.iter().map(Range::len))
             .into_iter()
-            .map(|label| words.end + label.start..words.end + label.end)
+            .map(|label| end + label.start..end + label.end)
             .collect();
         Self { words, labels }
     }
@@ -73,7 +80,7 @@ impl<D: Device> SpanHead<D> {
         scratch: &mut Scratch<D::Matrix>,
     ) -> Result<Vec<Logits>, ModelError> {
         let words = consecutive_ranges(blocks.iter().map(|block| block.words.len()));
-        let rows: Vec<u32> = blocks.iter().flat_map(|block| block.words.clone()).collect();
+        let rows: Vec<u32> = blocks.iter().flat_map(|block| block.words.iter().copied()).collect();
         let left = &mut scratch.left;
         device.gather_rows(states, &rows, &mut left.states)?;
         self.wn.forward(device, left)?;

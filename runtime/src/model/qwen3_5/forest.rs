@@ -34,7 +34,8 @@ pub(crate) struct Read<'a> {
     /// Its readout; positions are those of the block, not of the batch.
     pub(crate) readout: &'a Readout,
     /// Index in `read_rows` of its first read state. For candidates the options follow, then the query; for spans
-    /// the words, then every token of every label.
+    /// the words, of which those that follow each other at one token have one row between them, then every token of
+    /// every label.
     pub(crate) first: u32,
 }
 
@@ -85,16 +86,34 @@ impl<'a> Forest<'a> {
     }
 }
 
-/// Splits `trees` into runs of whole trees of at most `limit_tokens` computed tokens each, in order; a tree that is
-/// longer by itself is a run by itself. What a run computes once for several trees counts once.
-pub(crate) fn batches(trees: &[&Tree], limit_tokens: usize) -> Vec<Range<usize>> {
+/// Indices of `trees` so that those of one prefix follow each other: a prefix is then computed again only where its
+/// own trees fill more than one batch. Prefixes come in the order in which they first appear, as do the trees of each.
+pub(crate) fn by_prefix(trees: &[&Tree]) -> Vec<usize> {
+    let mut places: HashMap<&[u32], usize> = HashMap::new();
+    let mut of_prefix: Vec<Vec<usize>> = Vec::new();
+    for (index, tree) in trees.iter().enumerate() {
+        let place = *places.entry(&tree.prefix).or_insert(of_prefix.len());
+        if place == of_prefix.len() {
+            of_prefix.push(Vec::new());
+        }
+        of_prefix[place].push(index);
+    }
+    of_prefix.concat()
+}
+
+/// Splits `trees` into runs of whole trees of at most `limit` computed tokens, and at most as many words read, each, in
+/// order; a tree that has more by itself is a run by itself. What a run computes once for several trees counts once.
+///
+/// Words count because a head has a row for each, and a token may hold many words.
+pub(crate) fn batches(trees: &[&Tree], limit: usize) -> Vec<Range<usize>> {
     let mut batches = Vec::new();
-    let mut counter = TokenCounter::default();
+    let mut counter = Counter::default();
     let mut start = 0;
     for (index, tree) in trees.iter().enumerate() {
-        if index > start && counter.tokens + counter.cost(tree) > limit_tokens {
+        let is_full = counter.tokens + counter.tokens_of(tree) > limit || counter.words + words(tree) > limit;
+        if index > start && is_full {
             batches.push(start..index);
-            (start, counter) = (index, TokenCounter::default());
+            (start, counter) = (index, Counter::default());
         }
         counter.add(tree);
     }
@@ -105,32 +124,45 @@ pub(crate) fn batches(trees: &[&Tree], limit_tokens: usize) -> Vec<Range<usize>>
 }
 
 fn tokens_computed(trees: &[&Tree]) -> usize {
-    let mut counter = TokenCounter::default();
+    let mut counter = Counter::default();
     for tree in trees {
         counter.add(tree);
     }
     counter.tokens
 }
 
-/// Counts the rows that a batch will have.
+/// Counts the rows that a batch will have, and the words that its heads will.
 #[derive(Default)]
-struct TokenCounter<'a> {
+struct Counter<'a> {
+    /// Of the trees that have something to compute: what no block continues is not packed.
     prefixes: HashSet<&'a [u32]>,
     tokens: usize,
+    words: usize,
 }
 
-impl<'a> TokenCounter<'a> {
+impl<'a> Counter<'a> {
     /// Rows that `tree` would add.
-    fn cost(&self, tree: &Tree) -> usize {
+    fn tokens_of(&self, tree: &Tree) -> usize {
         let blocks: usize = tree.blocks.iter().filter(|block| is_read(block)).map(|block| block.ids.len()).sum();
         let is_new = has_prefix_to_compute(tree) && !self.prefixes.contains(&*tree.prefix);
         blocks + if is_new { tree.prefix.len() } else { 0 }
     }
 
     fn add(&mut self, tree: &'a Tree) {
-        self.tokens += self.cost(tree);
-        self.prefixes.insert(&tree.prefix);
+        self.tokens += self.tokens_of(tree);
+        self.words += words(tree);
+        if has_prefix_to_compute(tree) {
+            self.prefixes.insert(&tree.prefix);
+        }
     }
+}
+
+fn words(tree: &Tree) -> usize {
+    let of_block = |block: &Block| match &block.readout {
+        Readout::Candidates { .. } => 0,
+        Readout::Spans { words, .. } => words.len(),
+    };
+    tree.blocks.iter().filter(|block| is_read(block)).map(of_block).sum()
 }
 
 fn has_prefix_to_compute(tree: &Tree) -> bool {
@@ -150,7 +182,8 @@ fn positions(readout: &Readout) -> Box<dyn Iterator<Item = u32> + '_> {
     match readout {
         Readout::Candidates { options, query, .. } => Box::new(options.iter().copied().chain([*query])),
         Readout::Spans { words, labels, .. } => {
-            Box::new(words.iter().copied().chain(labels.iter().flat_map(Clone::clone)))
+            let words = words.chunk_by(|word, next| word == next).map(|run| run[0]);
+            Box::new(words.chain(labels.iter().flat_map(Clone::clone)))
         }
     }
 }
@@ -223,6 +256,16 @@ mod tests {
         assert_eq!(places, [(0, 0, 0), (0, 1, 2), (1, 0, 4), (2, 0, 7)]);
     }
 
+    /// Every punctuation mark is a word, and a token may hold many: rows are bounded by tokens all the same.
+    #[test]
+    fn words_at_one_token_are_read_once() {
+        let trees =
+            [tree(&[1], vec![spans(&[2; 10], &[4; 100_000], &[0..2]), spans(&[3; 4], &[1, 1, 2, 3, 3], &[0..1])])];
+        let forest = Forest::pack(&trees.each_ref()).unwrap();
+        assert_eq!(forest.read_rows, [5, 1, 2, 12, 13, 14, 11]);
+        assert_eq!(forest.reads.iter().map(|read| read.first).collect::<Vec<_>>(), [0, 3]);
+    }
+
     /// A device refuses empty sequences, and a parent that is not there would be read out of bounds.
     #[test]
     fn what_is_empty_or_unread_is_not_packed() {
@@ -281,5 +324,29 @@ mod tests {
             assert_eq!(batches(&trees, limit_tokens), expected, "at most {limit_tokens} tokens");
         }
         assert!(batches(&[], 10).is_empty());
+    }
+
+    #[test]
+    fn batches_are_bounded_in_words_too() {
+        let wordy = || tree(&[1; 10], vec![spans(&[2; 5], &[0; 30], &[0..1])]);
+        let trees = [wordy(), wordy(), wordy()];
+        assert_eq!(batches(&trees.each_ref(), 89), [0..2, 2..3]);
+        assert_eq!(batches(&trees.each_ref(), 29), [0..1, 1..2, 2..3]);
+    }
+
+    /// A prefix counts where it is first computed, not where it is first seen.
+    #[test]
+    fn a_prefix_that_nothing_read_continues_costs_its_next_tree() {
+        let unread = tree(&[1; 10], vec![spans(&[2; 5], &[], &[0..1])]);
+        let read = tree(&[1; 10], vec![candidates(&[3; 5], &[0])]);
+        let trees = [&unread, &read];
+        assert_eq!(tokens_computed(&trees), Forest::pack(&trees).unwrap().ids.len());
+        assert_eq!(tokens_computed(&trees), 15);
+    }
+
+    #[test]
+    fn trees_of_one_prefix_follow_each_other() {
+        let trees = [2, 1, 2, 3, 1].map(|id| tree(&[id], vec![]));
+        assert_eq!(by_prefix(&trees.each_ref()), [0, 2, 1, 4, 3]);
     }
 }
