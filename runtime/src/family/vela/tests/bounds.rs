@@ -20,6 +20,7 @@ fn vela_with_hashes() -> Vela {
         layout: LayoutParameters { max_length: 16_384, hybrid_rmax: 2_048, window: 1_800, stride: 1_536 },
         has_broad: true,
         noul_calibration: false,
+        limits: Limits::default(),
     });
     vela.unwrap()
 }
