@@ -51,8 +51,10 @@ pub struct Model<D: Device> {
 impl<D: Device> Model<D> {
     /// Loads every tensor of a verified package. `progress` hears of every tensor that is read.
     ///
-    /// One pass through the layers will take at most `batch_tokens` rows, which bounds the workspace. A tree is never
-    /// divided: one that is longer is a pass by itself.
+    /// One pass through the layers will take at most `batch_tokens` rows and read as many words, unless a single tree
+    /// has more: a tree is never divided, so the workspace is bounded by the larger of this and the largest tree that
+    /// a family lays out. Trees that share a prefix go one after another, and each pass that has any of them computes
+    /// it.
     ///
     /// # Errors
     /// A tensor that is missing, superfluous or of another shape than the config calls for; files that changed since
@@ -99,9 +101,14 @@ impl<D: Device> Model<D> {
 
 impl<D: Device> Forward for Model<D> {
     fn forward(&mut self, trees: &[&Tree], keep_going: &dyn Fn() -> bool) -> Result<Vec<Vec<Logits>>, ModelError> {
-        let mut logits = Vec::with_capacity(trees.len());
-        for batch in forest::batches(trees, self.batch_tokens) {
-            logits.extend(self.forward_batch(&trees[batch], keep_going)?);
+        let order = forest::by_prefix(trees);
+        let ordered: Vec<&Tree> = order.iter().map(|&index| trees[index]).collect();
+        let mut logits = vec![Vec::new(); trees.len()];
+        for batch in forest::batches(&ordered, self.batch_tokens) {
+            let computed = self.forward_batch(&ordered[batch.clone()], keep_going)?;
+            for (&index, tree) in order[batch].iter().zip(computed) {
+                logits[index] = tree;
+            }
         }
         Ok(logits)
     }

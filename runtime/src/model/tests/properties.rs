@@ -132,6 +132,65 @@ fn neither_passes_nor_threads_change_a_bit() {
     }
 }
 
+/// bundle.md, defect 9: every readout was a sequence of its own, so that a state was computed once for each.
+#[test]
+fn a_state_is_computed_once_however_many_readouts_it_has() {
+    let mut model = load(cpu(2), "tiny-router");
+    let random = &mut Random::new(9);
+    let prefix: Arc<[u32]> = random_ids(random, 150).into();
+    let block = |random: &mut Random| {
+        let readout = Readout::Candidates { options: (0..10).collect(), query: 11, set_bias: false };
+        Block { ids: random_ids(random, 12), readout }
+    };
+    let blocks = |random: &mut Random| (0..4).map(|_| block(random)).collect();
+    let mut trees = vec![Tree { prefix: Arc::clone(&prefix), blocks: blocks(random) }];
+    forward(&mut model, &trees);
+    assert_eq!(model.tokens_computed(), 150 + 4 * 12, "forty options and four queries read one state");
+    trees.push(Tree { prefix, blocks: blocks(random) });
+    forward(&mut model, &trees);
+    assert_eq!(model.tokens_computed(), 150 + 4 * 12 + 150 + 8 * 12, "two trees read one state");
+}
+
+/// Two states whose trees alternate take two passes of a state each, not one for every tree.
+#[test]
+fn trees_of_one_prefix_share_a_pass_wherever_they_stand() {
+    let random = &mut Random::new(10);
+    let prefixes = [random_ids(random, 100), random_ids(random, 100)].map(Arc::<[u32]>::from);
+    let tree = |index: usize, random: &mut Random| {
+        let readout = Readout::Candidates { options: vec![3, 9], query: 29, set_bias: false };
+        let block = Block { ids: random_ids(random, 30), readout };
+        Tree { prefix: Arc::clone(&prefixes[index % 2]), blocks: vec![block] }
+    };
+    let trees: Vec<Tree> = (0..6).map(|index| tree(index, random)).collect();
+    let mut model = load_with_passes(cpu(2), "tiny-08b", 100 + 3 * 30);
+    let found = forward(&mut model, &trees);
+    assert_eq!(model.tokens_computed(), 2 * 100 + 6 * 30);
+    for (found, expected) in found.iter().zip(&forward(&mut load(cpu(2), "tiny-08b"), &trees)) {
+        assert_same_bits(&found[0], &expected[0], "seed 10");
+    }
+}
+
+/// Words at one token are read once, yet each counts in the mean: the same words in an order in which none follows its
+/// like have the same logits.
+#[test]
+fn words_that_share_a_token_are_words_of_their_own() {
+    for_each_seed(|model, random, at| {
+        let ids = random_ids(random, 40);
+        let spans = |words: Vec<u32>| {
+            let readout = Readout::Spans { head: SpanHead::Router, words, labels: vec![0..3, 3..5] };
+            Tree { prefix: [5, 6].into(), blocks: vec![Block { ids: ids.clone(), readout }] }
+        };
+        let together = &forward(model, &[spans(vec![9, 9, 9, 20, 20, 31])])[0][0];
+        let apart = &forward(model, &[spans(vec![9, 20, 9, 31, 9, 20])])[0][0];
+        let order = [0, 2, 4, 1, 5, 3];
+        let values = order.iter().flat_map(|&word| apart.row(word)).copied().collect();
+        assert_close(together, &Logits { values, columns: 2 }, at);
+        assert_eq!(together.row(0), together.row(2), "{at}");
+        let once = &forward(model, &[spans(vec![9, 20, 31])])[0][0];
+        assert!(distance(together.row(0)[0], f64::from(once.row(0)[0])) > LOGIT_GATE, "{at}: the mean does not count");
+    });
+}
+
 /// The definition of a block, however its plain sequence `prefix + block` is cut in two.
 #[test]
 fn a_block_is_the_tail_of_its_plain_sequence() {
