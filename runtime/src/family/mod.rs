@@ -5,6 +5,7 @@
 
 pub mod vela;
 
+use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -88,9 +89,14 @@ impl SpanHead {
 }
 
 impl Plan {
-    /// Tokens that a device computes for it, prefixes and blocks.
+    /// Tokens that it holds and that a device computes for it in one pass: every block, and once each prefix that trees
+    /// share (as one allocation, which is how a layout shares them). A device that needs several passes computes a
+    /// prefix once in each that has a tree of it.
     pub fn tokens(&self) -> usize {
-        self.trees.iter().map(Tree::tokens).sum()
+        let blocks: usize = self.trees.iter().flat_map(|tree| &tree.blocks).map(|block| block.ids.len()).sum();
+        let mut seen = HashSet::new();
+        let prefixes = self.trees.iter().map(|tree| &tree.prefix);
+        blocks + prefixes.filter(|prefix| seen.insert(Arc::as_ptr(prefix))).map(|prefix| prefix.len()).sum::<usize>()
     }
 }
 
@@ -161,4 +167,19 @@ pub trait Family: Send + Sync {
 
     /// The longest input of a row, in tokens.
     fn max_length_tokens(&self) -> usize;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shared_prefix_counts_once() {
+        let readout = Readout::Candidates { options: vec![0], query: 0, set_bias: false };
+        let block = Block { ids: vec![7; 3], readout };
+        let tree = |prefix: &Arc<[u32]>| Tree { prefix: Arc::clone(prefix), blocks: vec![block.clone()] };
+        let (shared, other) = (Arc::from([1; 100]), Arc::from([2; 10]));
+        assert_eq!(Plan { trees: vec![tree(&shared), tree(&other), tree(&shared)] }.tokens(), 100 + 10 + 3 * 3);
+        assert_eq!(Plan::default().tokens(), 0);
+    }
 }
