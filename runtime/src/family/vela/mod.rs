@@ -59,7 +59,7 @@ pub enum VelaError {
     Tokenizer(#[from] TokenizerError),
     #[error(transparent)]
     Calibration(#[from] CalibrationError),
-    #[error("calibration.json: broad_head: expected an object beside broad_head.safetensors, found none; export again")]
+    #[error("calibration.json: broad_head.threshold: expected a number beside broad_head.safetensors, found none; export again")]
     NoBroadCalibration,
     #[error("config.json: span_layout.{key}: expected at least 1, found 0; export again")]
     ZeroLayout { key: &'static str },

@@ -1,8 +1,8 @@
 //! What a member's `calibration.json` fits to its logits: temperatures, thresholds, and the presets' schemas (spec:
 //! vela.md §9).
 //!
-//! A [`Calibration`] leaves nothing to check again: its temperatures are positive, its thresholds lie in [0, 1], an
-//! absent block is `None` or empty, and a rule that can never act is absent. Keys that §9 does not know are left
+//! A [`Calibration`] leaves nothing to check again: its temperatures lie where no logit becomes infinite, its thresholds
+//! in [0, 1], an absent block is `None` or empty, and a rule that can never act is absent. Keys that §9 does not know are left
 //! alone. Applying it is not done here, nor comparing it with the weights, which is the member's.
 
 mod node;
@@ -95,7 +95,8 @@ pub struct Schema {
     pub options: Vec<(String, String)>,
 }
 
-/// Calibration of the second span head and the label sets that the first one keeps.
+/// Calibration of the second span head and the label sets that the first one keeps. A block without a threshold
+/// decides nothing, and is none.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BroadHead {
     pub temperature: f64,
@@ -104,7 +105,8 @@ pub struct BroadHead {
     pub router_label_sets: Vec<BTreeSet<String>>,
 }
 
-/// `sigmoid(logit(p) / T + b)` on a noul's probability.
+/// `sigmoid(logit(p) / T + b)` on a noul's probability. A block that has not both and that the file does not enable is
+/// none.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct NoulCalibration {
     pub t: f64,
@@ -123,7 +125,7 @@ impl Calibration {
         let root = Node::root(&file);
         root.members("an object")?;
         let pii_types = label_set(&root.child("pii_types"))?;
-        let halu_schema = schema(&root.child("halu_schema"), "labels", 1)?;
+        let halu_schema = schema(&root.child("halu_schema"), "labels")?;
         let halu_labels = halu_schema.iter().flat_map(|schema| &schema.options).map(|(name, _)| name.clone()).collect();
         Ok(Calibration {
             temperature: temperatures(&root.child("temperature"))?,
@@ -131,8 +133,10 @@ impl Calibration {
             pii_length_rule: root.child("pii_length_rule").given().map(length_rule).transpose()?,
             pii_buckets: root.child("pii_buckets").items()?.iter().map(bucket).collect::<Result<_, _>>()?,
             pii_sparse_gate: sparse_gate(&root.child("pii_sparse_gate"))?,
-            pii_schema: schema(&root.child("pii_schema"), "labels", 1)?,
-            relevance_schema: schema(&root.child("relevance_schema"), "levels", 2)?,
+            pii_schema: schema(&root.child("pii_schema"), "labels")?,
+            // A score of one level has no spread: nothing can be asked of it.
+            relevance_schema: schema(&root.child("relevance_schema"), "levels")?
+                .filter(|schema| schema.options.len() > 1),
             broad_head: broad_head(&root.child("broad_head"), [&pii_types, &halu_labels])?,
             noul_calibration: noul_calibration(&root.child("noul_calibration"))?,
             pii_types,
@@ -143,7 +147,7 @@ impl Calibration {
 
 fn temperatures(block: &Node<'_>) -> Result<Temperatures, CalibrationError> {
     block.members("an object of temperatures")?;
-    let of = |engine| block.child(engine).given().map_or(Ok(1.0), Node::positive);
+    let of = |engine| block.child(engine).given().map_or(Ok(1.0), Node::temperature);
     Ok(Temperatures { choice: of("choice")?, score: of("score")?, set: of("set")?, span: of("span")? })
 }
 
@@ -199,7 +203,7 @@ fn sparse_gate(block: &Node<'_>) -> Result<Option<SparseGate>, CalibrationError>
 }
 
 /// A schema; an empty block is none.
-fn schema(block: &Node<'_>, list: &str, least: usize) -> Result<Option<Schema>, CalibrationError> {
+fn schema(block: &Node<'_>, list: &str) -> Result<Option<Schema>, CalibrationError> {
     if block.members("an object with text")?.is_empty() {
         return Ok(None);
     }
@@ -209,8 +213,8 @@ fn schema(block: &Node<'_>, list: &str, least: usize) -> Result<Option<Schema>, 
         .into_iter()
         .map(|(name, description)| Ok((name.to_owned(), description.description()?)))
         .collect::<Result<_, CalibrationError>>()?;
-    if options.len() < least {
-        return Err(names.unlike(if least == 1 { "at least one name" } else { "at least two names" }));
+    if options.is_empty() {
+        return Err(names.unlike("at least one name"));
     }
     Ok(Some(Schema { text: block.child("text").text()?.to_owned(), options }))
 }
@@ -219,7 +223,9 @@ fn broad_head(
     block: &Node<'_>,
     default_label_sets: [&BTreeSet<String>; 2],
 ) -> Result<Option<BroadHead>, CalibrationError> {
-    if block.given().is_none() {
+    block.members("an object with a threshold")?;
+    let threshold = block.child("threshold");
+    if threshold.given().is_none() {
         return Ok(None);
     }
     let list = block.child("router_label_sets");
@@ -228,19 +234,18 @@ fn broad_head(
         router_label_sets = default_label_sets.map(BTreeSet::clone).into();
     }
     Ok(Some(BroadHead {
-        temperature: block.child("temperature").given().map_or(Ok(1.0), Node::positive)?,
-        threshold: block.child("threshold").threshold()?,
+        temperature: block.child("temperature").given().map_or(Ok(1.0), Node::temperature)?,
+        threshold: threshold.threshold()?,
         router_label_sets,
     }))
 }
 
 fn noul_calibration(block: &Node<'_>) -> Result<Option<NoulCalibration>, CalibrationError> {
-    if block.members("an object with T and b")?.is_empty() {
+    block.members("an object with T and b")?;
+    let (t, b) = (block.child("T"), block.child("b"));
+    let default = block.child("default").given().map_or(Ok(false), Node::boolean)?;
+    if !default && (t.given().is_none() || b.given().is_none()) {
         return Ok(None);
     }
-    Ok(Some(NoulCalibration {
-        t: block.child("T").positive()?,
-        b: block.child("b").number("a number")?,
-        default: block.child("default").given().map_or(Ok(false), Node::boolean)?,
-    }))
+    Ok(Some(NoulCalibration { t: t.temperature()?, b: b.number("a number")?, default }))
 }

@@ -87,6 +87,14 @@ impl<'a> Node<'a> {
         if number > 0.0 { Ok(number) } else { Err(self.unlike("a positive number")) }
     }
 
+    /// What logits are divided by. Within these bounds, no float32 divided by it leaves float64, so that no probability
+    /// of finite logits is NaN.
+    pub(super) fn temperature(&self) -> Result<f64, CalibrationError> {
+        const EXPECTED: &str = "a number in [0.001, 1000]";
+        let number = self.number(EXPECTED)?;
+        if (1e-3..=1e3).contains(&number) { Ok(number) } else { Err(self.unlike(EXPECTED)) }
+    }
+
     pub(super) fn threshold(&self) -> Result<f64, CalibrationError> {
         let number = self.number("a number in [0, 1]")?;
         if (0.0..=1.0).contains(&number) { Ok(number) } else { Err(self.unlike("a number in [0, 1]")) }

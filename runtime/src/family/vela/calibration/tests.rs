@@ -61,6 +61,23 @@ fn a_gate_that_cannot_act_is_none() {
     assert_eq!(gate(json!({"K": 0, "t_sparse": 0.1})), Some(acts));
 }
 
+/// The reference fails only where such a block is used.
+#[test]
+fn what_cannot_be_used_is_none() {
+    let mut nothing = read(&json!({})).unwrap();
+    for file in [
+        json!({"broad_head": {}}),
+        json!({"broad_head": {"temperature": 1.1, "router_label_sets": [["a"]]}}),
+        json!({"noul_calibration": {"default": false}}),
+        json!({"noul_calibration": {"T": 1.4}}),
+        json!({"relevance_schema": {"text": "?", "levels": {"only": null}}}),
+    ] {
+        assert_eq!(read(&file).unwrap(), nothing, "{file}");
+    }
+    nothing.temperature.set = 1e-3;
+    assert_eq!(read(&json!({"temperature": {"set": 0.001}})).unwrap(), nothing);
+}
+
 #[test]
 fn errors_name_the_key() {
     let check = |pointer: &str, value: Json, expected: &str| {
@@ -70,7 +87,10 @@ fn errors_name_the_key() {
         assert_eq!(error, format!("calibration.json: {expected}; fetch the file again"));
     };
     check("", json!([]), "the file: expected an object, found a list");
-    check("/temperature/span", json!(0), "temperature.span: expected a positive number, found 0");
+    for wrong in [json!(0), json!(1e-4), json!(1001), json!(-1)] {
+        let expected = format!("temperature.span: expected a number in [0.001, 1000], found {wrong}");
+        check("/temperature/span", wrong, &expected);
+    }
     check("/temperature", json!(1.5), "temperature: expected an object of temperatures, found 1.5");
     check("/thresholds/set:*", json!(1.5), "thresholds.set:*: expected a number in [0, 1], found 1.5");
     check("/pii_types/3", json!(true), "pii_types[3]: expected text, found true");
@@ -89,11 +109,11 @@ fn errors_name_the_key() {
     check("/pii_schema/text", json!(" "), "pii_schema.text: expected text, found text");
     check(
         "/relevance_schema/levels",
-        json!({"a": null}),
-        "relevance_schema.levels: expected at least two names, found an object",
+        json!({}),
+        "relevance_schema.levels: expected at least one name, found an object",
     );
-    check("/broad_head/threshold", Json::Null, "broad_head.threshold: expected a number in [0, 1], found nothing");
-    check("/noul_calibration/T", json!(-1), "noul_calibration.T: expected a positive number, found -1");
+    check("/broad_head/threshold", json!(2), "broad_head.threshold: expected a number in [0, 1], found 2");
+    check("/noul_calibration/T", json!(-1), "noul_calibration.T: expected a number in [0.001, 1000], found -1");
     let error = Calibration::parse(b"{\"temperature\": NaN}").unwrap_err().to_string();
     assert!(error.starts_with("calibration.json: not JSON at byte 16: "), "{error}");
 }
