@@ -8,6 +8,7 @@ mod trees;
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use serde_json::Value as Json;
 
@@ -125,6 +126,18 @@ fn logits_of(plan: &Plan, mut fill: impl FnMut(usize, usize, usize) -> f32) -> V
             blocks.map(|(b, block)| block_logits(t, b, &block.readout)).collect()
         })
         .collect()
+}
+
+/// Panics unless `work(8)` takes less than 32 times as long as `work(1)`: in quadratic time it would be 64 times. A busy
+/// machine may disturb a try, so the best of five counts.
+pub(super) fn assert_linear(name: &str, mut work: impl FnMut(usize)) {
+    let mut time = |scale| -> Duration {
+        let started = Instant::now();
+        work(scale);
+        started.elapsed()
+    };
+    let tries: Vec<_> = (0..5).map(|_| (time(1), time(8))).collect();
+    assert!(tries.iter().any(|&(small, large)| large < small * 32), "{name} takes {tries:?}");
 }
 
 /// What cannot serve is refused when it is loaded, not when it is asked.
