@@ -97,6 +97,7 @@ pub fn vela(package: &Package, noul_calibration: bool, limits: Limits) -> Result
         tokenizer: package.tokenizer(),
         calibration: package.calibration(),
         layout,
+        vocab_size: config.backbone_config.vocab_size,
         has_broad: package.has_broad_head(),
         noul_calibration,
         limits,

@@ -44,6 +44,8 @@ pub struct VelaFiles<'a> {
     pub tokenizer: &'a [u8],
     pub calibration: &'a [u8],
     pub layout: LayoutParameters,
+    /// Rows of the model's embedding table.
+    pub vocab_size: usize,
     /// Whether the package has a broad span head.
     pub has_broad: bool,
     /// Whether the deployment enables the noul calibration; the file can do so too.
@@ -59,10 +61,16 @@ pub enum VelaError {
     Tokenizer(#[from] TokenizerError),
     #[error(transparent)]
     Calibration(#[from] CalibrationError),
-    #[error("calibration.json: broad_head.threshold: expected a number beside broad_head.safetensors, found none; export again")]
+    #[error(
+        "calibration.json: broad_head.threshold: expected a number beside broad_head.safetensors, found none; export again"
+    )]
     NoBroadCalibration,
     #[error("config.json: span_layout.{key}: expected at least 1, found 0; export again")]
     ZeroLayout { key: &'static str },
+    #[error(
+        "config.json: span_layout.window: expected at most hybrid_rmax, {hybrid_rmax}, found {window}; export again"
+    )]
+    WindowLayout { window: usize, hybrid_rmax: usize },
 }
 
 /// A request whose questions have been read: what [`Asked`] needs of each, and those that are valid.
@@ -83,11 +91,15 @@ impl Vela {
                 return Err(VelaError::ZeroLayout { key });
             }
         }
+        if layout.window > layout.hybrid_rmax {
+            return Err(VelaError::WindowLayout { window: layout.window, hybrid_rmax: layout.hybrid_rmax });
+        }
         let calibration = Calibration::parse(files.calibration)?;
         if has_broad && calibration.broad_head.is_none() {
             return Err(VelaError::NoBroadCalibration);
         }
         let tokenizer = Tokenizer::from_bytes(files.tokenizer)?;
+        tokenizer.check_vocabulary(files.vocab_size)?;
         let layouter = Layouter::new(&tokenizer, layout)?;
         Ok(Vela { tokenizer, layouter, calibration: Arc::new(calibration), has_broad, noul_calibration, limits })
     }

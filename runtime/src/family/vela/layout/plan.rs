@@ -53,7 +53,7 @@ fn planned(question: &Question, block: LaidBlock) -> Block {
         let labels = pieces.iter().map(|piece| piece.start as u32..piece.end as u32).collect();
         Readout::Spans { head: question.head, words, labels }
     } else {
-        // No piece is empty: each has its tags.
+        // No piece is empty: each has text, and a tokenizer gives text a token or an error.
         let options = pieces.iter().map(|piece| piece.end as u32 - 1).collect();
         Readout::Candidates { options, query: ids.len() as u32 - 1, set_bias: question.kind == Kind::Set }
     };

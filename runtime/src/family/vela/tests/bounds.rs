@@ -18,6 +18,7 @@ fn vela_with_hashes() -> Vela {
         tokenizer: tokenizer.as_bytes(),
         calibration: &read("calibration.json"),
         layout: LayoutParameters { max_length: 16_384, hybrid_rmax: 2_048, window: 1_800, stride: 1_536 },
+        vocab_size: 2_000,
         has_broad: true,
         noul_calibration: false,
         limits: Limits::default(),

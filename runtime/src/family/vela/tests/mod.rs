@@ -96,6 +96,7 @@ fn vela(folder: &str, member: &str) -> Arc<Vela> {
         tokenizer: &read("tokenizer.json"),
         calibration: &read("calibration.json"),
         layout,
+        vocab_size: of(&config["backbone_config"]["vocab_size"]),
         has_broad: files.join("broad_head.safetensors").exists(),
         noul_calibration: false,
         limits: Limits::default(),
@@ -150,6 +151,7 @@ fn files_that_do_not_go_together_are_refused() {
         tokenizer: &tokenizer,
         calibration: &calibration,
         layout,
+        vocab_size: 2_000,
         has_broad: false,
         noul_calibration: false,
         limits: Limits::default(),
@@ -161,6 +163,11 @@ fn files_that_do_not_go_together_are_refused() {
     assert_eq!(error(VelaFiles { layout: no_stride, ..files }), Some(VelaError::ZeroLayout { key: "stride" }));
     let no_window = LayoutParameters { window: 0, ..layout };
     assert_eq!(error(VelaFiles { layout: no_window, ..files }), Some(VelaError::ZeroLayout { key: "window" }));
+    let unrepeated = LayoutParameters { window: 97, ..layout };
+    let expected = VelaError::WindowLayout { window: 97, hybrid_rmax: 96 };
+    assert_eq!(error(VelaFiles { layout: unrepeated, ..files }), Some(expected));
+    let expected = VelaError::Tokenizer(TokenizerError::TokenId { vocab_size: 1_000, found: 1_999 });
+    assert_eq!(error(VelaFiles { vocab_size: 1_000, ..files }), Some(expected));
     assert!(matches!(error(VelaFiles { tokenizer: b"{}", ..files }), Some(VelaError::Tokenizer(_))));
     assert!(matches!(error(VelaFiles { calibration: b"[]", ..files }), Some(VelaError::Calibration(_))));
 }

@@ -10,6 +10,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use tokenizers::Encoding;
+use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 
 use self::cache::PieceCache;
 use crate::family::CharRange;
@@ -20,13 +21,26 @@ pub type Ids = Arc<[u32]>;
 /// The longest piece that is kept between requests: longer ones are rarely the same twice.
 const MAX_CACHED_PIECE_BYTES: usize = 4096;
 
+/// Words that the crate remembers in each thread that encodes. It forgets none, and a word of its longest, 255 bytes,
+/// takes 8 KiB: its own 10,000 would let clients fill 80 MB a thread.
+const CACHED_WORDS: usize = 1_000;
+
 /// Why a text has no tokens. The text itself is never part of it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TokenizerError {
     /// The file is not a tokenizer that the crate reads.
     #[error("tokenizer.json: expected a tokenizer, found: {reason}; export the member again")]
     Load { reason: String },
-    /// The crate gave up on a text, for instance because its regular expression met a limit of its own.
+    /// A token that the model has no embedding for.
+    #[error(
+        "tokenizer.json: token ids: expected below {vocab_size}, the vocab_size of config.json, found {found}; export the member again"
+    )]
+    TokenId { vocab_size: usize, found: u32 },
+    /// A byte that no text may hold, because it would have no tokens.
+    #[error("tokenizer.json: expected a token for every byte, found none for {symbol:?}; export the member again")]
+    Byte { symbol: char },
+    /// The crate gave up on a text, for instance because its regular expression met a limit of its own, or found no
+    /// token in it.
     #[error("tokenizer: a text of {text_bytes} bytes cannot be encoded; send a shorter or plainer one")]
     Encode { text_bytes: usize },
 }
@@ -57,10 +71,28 @@ impl Tokenizer {
         let mut inner = loaded.map_err(|error| failed(error.to_string()))?;
         inner.with_truncation(None).map_err(|error| failed(error.to_string()))?;
         inner.with_padding(None);
+        let mut model = inner.get_model().clone();
+        model.resize_cache(CACHED_WORDS);
+        inner.with_model(model);
         Ok(Tokenizer { inner, pieces: PieceCache::new(cache::Bounds::default()) })
     }
 
-    /// Ids of a piece that stands by itself: a head, an option, a tag.
+    /// Checks that every token has its row among `vocab_size` embeddings, and every byte its token, so that no text is
+    /// lost and none fails in the model.
+    ///
+    /// # Errors
+    /// [`TokenizerError::TokenId`] with the largest id, [`TokenizerError::Byte`] with the first symbol without a token.
+    pub fn check_vocabulary(&self, vocab_size: usize) -> Result<(), TokenizerError> {
+        let largest = self.inner.get_vocab(true).into_values().max();
+        if let Some(found) = largest.filter(|&id| id as usize >= vocab_size) {
+            return Err(TokenizerError::TokenId { vocab_size, found });
+        }
+        let missing =
+            ByteLevel::alphabet().into_iter().filter(|symbol| self.inner.token_to_id(&symbol.to_string()).is_none());
+        missing.min().map_or(Ok(()), |symbol| Err(TokenizerError::Byte { symbol }))
+    }
+
+    /// Ids of a piece that stands by itself: a head, an option, a tag. A piece with text has at least one.
     ///
     /// # Errors
     /// [`TokenizerError::Encode`] when the crate fails on it.
@@ -71,6 +103,9 @@ impl Tokenizer {
         }
         let encoding = guarded(text, || self.inner.encode_fast(text, false))?;
         let ids: Ids = encoding.get_ids().into();
+        if ids.is_empty() && !text.is_empty() {
+            return Err(TokenizerError::Encode { text_bytes: text.len() });
+        }
         if kept {
             self.pieces.insert(text, &ids);
         }
@@ -89,7 +124,7 @@ impl Tokenizer {
 }
 
 /// Runs the crate on a text. Its `onig` bindings panic where a match exceeds their limits, which a client can provoke.
-/// Unwinding is harmless: encoding changes nothing but the crate's own word cache, whose lock it only ever tries.
+/// Unwinding is harmless: encoding changes nothing but the crate's memory of words, which is the thread's own.
 fn guarded(text: &str, encode: impl FnOnce() -> tokenizers::Result<Encoding>) -> Result<Encoding, TokenizerError> {
     catch_unwind(AssertUnwindSafe(encode))
         .ok()

@@ -53,6 +53,22 @@ fn bytes_that_are_no_tokenizer_are_an_error() {
     }
 }
 
+#[test]
+fn a_vocabulary_goes_with_the_model_and_covers_every_byte() {
+    let tokenizer = tokenizer();
+    assert_eq!(tokenizer.check_vocabulary(2_000), Ok(()));
+    let error = TokenizerError::TokenId { vocab_size: 1_999, found: 1_999 };
+    assert_eq!(tokenizer.check_vocabulary(1_999), Err(error));
+
+    let mut json: serde_json::Value = serde_json::from_slice(TOKENIZER).unwrap();
+    json["model"]["vocab"].as_object_mut().unwrap().remove("~").unwrap();
+    let merges = json["model"]["merges"].as_array_mut().unwrap();
+    merges.retain(|merge| !merge.to_string().contains('~'));
+    let lacking = Tokenizer::from_bytes(json.to_string().as_bytes()).unwrap();
+    assert_eq!(lacking.check_vocabulary(2_000), Err(TokenizerError::Byte { symbol: '~' }));
+    assert_eq!(lacking.encode_piece("~~"), Err(TokenizerError::Encode { text_bytes: 2 }), "no token, no place to read");
+}
+
 /// bundle.md, defect 8. The pattern backtracks exponentially, so `onig` gives up by panicking, as it does for some very
 /// long texts under the released pattern.
 #[test]
