@@ -115,7 +115,7 @@ impl Vela {
         let Understood { mut asked, questions } = self.understand(&state, questions, strictness)?;
         let parts = self.token_parts(&state, &questions).map_err(LayoutError::from)?;
         let layout = self.layouter.lay_out(&self.tokenizer, &parts, &questions, strictness)?;
-        mark_too_long(&mut asked, &questions, &layout.too_long);
+        mark_refused(&mut asked, &questions, &layout.refused);
         let input_tokens = layout.tokens();
         let (plan, reads) = layout.into_plan(&questions);
         let pending = Unanswered {
@@ -161,8 +161,11 @@ impl Vela {
         if details.is_empty() { Ok(understood) } else { Err(Refusal::Invalid(details)) }
     }
 
-    /// The parts in tokens, with words where a span reads them.
+    /// The parts in tokens, with words where a span reads them; none if nothing is asked of them.
     fn token_parts(&self, state: &State, questions: &[Question]) -> Result<Vec<TokenPart>, TokenizerError> {
+        if questions.is_empty() {
+            return Ok(Vec::new());
+        }
         let is_target = |role| questions.iter().any(|q| q.kind == Kind::Span && q.roles.contains(&role));
         state.parts.iter().map(|part| TokenPart::read(&self.tokenizer, part, is_target(part.role))).collect()
     }
@@ -197,21 +200,32 @@ impl From<LayoutError> for Refusal {
     }
 }
 
-fn mark_too_long(asked: &mut [Asked], questions: &[Question], too_long: &[usize]) {
+/// Puts the failures of the layout in the places of their questions; `refused` ascends.
+fn mark_refused(asked: &mut [Asked], questions: &[Question], refused: &[(usize, LayoutError)]) {
     for entry in asked {
         if let Asked::Question { index, kind } = entry
-            && too_long.binary_search(index).is_ok()
+            && let Ok(place) = refused.binary_search_by_key(index, |(question, _)| *question)
         {
-            let message = "the question does not fit the member's input".to_owned();
-            let failure = Failure { kind: kind.clone(), code: "too_long", message };
+            let error = &refused[place].1;
+            let code = match error {
+                LayoutError::TooLong(_) => "too_long",
+                LayoutError::Tokenizer(_) => "unsupported",
+            };
+            let failure = Failure { kind: kind.clone(), code, message: error.to_string() };
             *entry = Asked::Failed { id: questions[*index].id.clone(), failure };
         }
     }
 }
 
-/// A question's `type` as sent, null if there is none to read.
+/// The most characters of a `type` that an answer repeats; the longest known one has six.
+const MAX_KIND_CHARS: usize = 64;
+
+/// A question's `type` as sent; null if there is none to read, which anything but a short text is: a body of megabytes
+/// must not come back, once for each question that fails.
 fn kind_as_sent(body: &request::Question) -> Value {
-    body.as_object().and_then(|body| body.get("type")).cloned().unwrap_or(Value::Null)
+    let kind = body.as_object().and_then(|body| body.get("type")).and_then(Value::as_str);
+    let kind = kind.filter(|kind| kind.chars().nth(MAX_KIND_CHARS).is_none());
+    kind.map_or(Value::Null, |kind| Value::Text(kind.to_owned()))
 }
 
 fn state_detail(problem: StateProblem) -> Detail {

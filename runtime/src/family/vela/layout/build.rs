@@ -14,7 +14,7 @@ use super::{
 };
 use crate::family::TokenRange;
 use crate::family::vela::questions::{Kind, Question};
-use crate::family::vela::tokens::{Ids, Tokenizer, TokenizerError};
+use crate::family::vela::tokens::Ids;
 use crate::family::vela::words::windows;
 
 /// Questions, by index, that share a tree.
@@ -34,9 +34,9 @@ impl Row {
         self.candidates.iter().copied().chain(self.span)
     }
 
-    pub(super) fn remove(&mut self, questions: &[usize]) {
-        self.candidates.retain(|question| !questions.contains(question));
-        self.span = self.span.filter(|span| !questions.contains(span));
+    pub(super) fn remove(&mut self, is_gone: impl Fn(usize) -> bool) {
+        self.candidates.retain(|&question| !is_gone(question));
+        self.span = self.span.filter(|&span| !is_gone(span));
     }
 }
 
@@ -46,7 +46,8 @@ pub(super) struct Builder<'a> {
     parameters: LayoutParameters,
     parts: &'a [TokenPart],
     questions: &'a [Question],
-    pieces: Vec<QuestionPieces>,
+    /// None of a question whose text has no tokens, which is in no row.
+    pieces: Vec<Option<QuestionPieces>>,
     /// By the kept tokens of each part: rows, and windows of different spans over one target, have equal prefixes.
     prefixes: HashMap<Vec<TokenRange>, Ids>,
     taken: Taken,
@@ -95,18 +96,15 @@ impl Taken {
 }
 
 impl<'a> Builder<'a> {
+    /// `pieces` of every question that a row will name.
     pub(super) fn new(
-        tokenizer: &Tokenizer,
         layouter: &'a Layouter,
         parts: &'a [TokenPart],
         questions: &'a [Question],
-    ) -> Result<Self, TokenizerError> {
+        pieces: Vec<Option<QuestionPieces>>,
+    ) -> Self {
         let Layouter { parameters, ref shared } = *layouter;
-        let pieces = questions
-            .iter()
-            .map(|question| QuestionPieces::new(tokenizer, shared, question))
-            .collect::<Result<_, _>>()?;
-        Ok(Builder { shared, parameters, parts, questions, pieces, prefixes: HashMap::new(), taken: Taken::default() })
+        Builder { shared, parameters, parts, questions, pieces, prefixes: HashMap::new(), taken: Taken::default() }
     }
 
     /// A row's own tree and the windows of its span, if that is long. A row that fails has taken nothing.
@@ -171,6 +169,10 @@ impl<'a> Builder<'a> {
         Ok(Sketch { window, candidates, span, numbers, ranges, words, tokens })
     }
 
+    fn pieces(&self, question: usize) -> &QuestionPieces {
+        self.pieces[question].as_ref().expect("a question in a row has its pieces")
+    }
+
     fn target(&self, question: usize) -> Target {
         let role = self.questions[question].roles[0];
         let part = self.parts.iter().position(|part| part.role == role).expect("a question reads parts that exist");
@@ -200,7 +202,7 @@ impl<'a> Builder<'a> {
     }
 
     fn scores(&self, sketch: &Sketch<'_>) -> usize {
-        let labels = sketch.span.map_or(0, |target| self.pieces[target.question].options.len());
+        let labels = sketch.span.map_or(0, |target| self.pieces(target.question).options.len());
         sketch.words.as_ref().map_or(0, |words| words.len() * labels)
     }
 
@@ -220,19 +222,19 @@ impl<'a> Builder<'a> {
         let segment = |part: usize| self.tag_tokens(&self.parts[part]) + ranges[part].len();
         let prefix = self.shared.context.len() + (0..self.parts.len()).map(segment).sum::<usize>();
         let questions = candidates.iter().copied().chain(span.map(|target| target.question));
-        let pieces: usize = questions.map(|question| self.pieces[question].tokens()).sum();
+        let pieces: usize = questions.map(|question| self.pieces(question).tokens()).sum();
         prefix + pieces + repeating.map_or(0, |target| self.shared.text.len() + segment(target.part))
     }
 
     fn measure(&self, candidates: &[usize], span: Option<Target>, ranges: &[TokenRange]) -> Numbers {
         let max_length = self.parameters.max_length;
         let mut schema = 0;
-        for pieces in candidates.iter().map(|&question| &self.pieces[question]) {
+        for pieces in candidates.iter().map(|&question| self.pieces(question)) {
             schema += 1 + pieces.frame_tokens() + pieces.option_tokens();
         }
         let mut overhead = self.shared.context.len() + self.parts.iter().map(|p| self.tag_tokens(p)).sum::<usize>();
         if let Some(target) = span {
-            let pieces = &self.pieces[target.question];
+            let pieces = self.pieces(target.question);
             schema += pieces.option_tokens();
             overhead += pieces.frame_tokens();
             if self.repeats(ranges[target.part]) {
@@ -279,7 +281,7 @@ impl<'a> Builder<'a> {
     }
 
     fn block(&self, question: usize, repeat: Option<Repeat>) -> LaidBlock {
-        let own = &self.pieces[question];
+        let own = self.pieces(question);
         let mut ids = own.head.to_vec();
         let mut pieces = Vec::with_capacity(own.options.len());
         for option in &own.options {

@@ -12,7 +12,7 @@ mod truncate;
 use std::fmt;
 
 use self::build::{Builder, Row};
-use self::pieces::SharedPieces;
+use self::pieces::{QuestionPieces, SharedPieces};
 pub use self::plan::Read;
 pub use self::truncate::Numbers;
 use super::questions::{Kind, Question};
@@ -75,8 +75,8 @@ pub struct TokenPart {
 #[derive(Clone, Debug, Default)]
 pub struct Layout {
     pub trees: Vec<LaidTree>,
-    /// Indices of the questions that do not fit, ascending; never any when all-or-nothing.
-    pub too_long: Vec<usize>,
+    /// The questions that do not fit or have no tokens, by index, ascending, and why; never any when all-or-nothing.
+    pub refused: Vec<(usize, LayoutError)>,
 }
 
 /// A tree with everything that led to it.
@@ -160,7 +160,7 @@ impl fmt::Display for TooLong {
 }
 
 /// Either kind of failure to lay out.
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LayoutError {
     #[error("{0}")]
     TooLong(TooLong),
@@ -202,11 +202,11 @@ impl Layouter {
 
     /// Lays a request out. `questions` read only parts that exist.
     ///
-    /// All-or-nothing, the first row or window that does not fit refuses the request; else its questions are sorted
-    /// out as system-one.md says, and stand in [`Layout::too_long`].
+    /// All-or-nothing, the first question without tokens, or else the first row or window that does not fit, refuses the
+    /// request; else such questions are sorted out as system-one.md says, and stand in [`Layout::refused`].
     ///
     /// # Errors
-    /// [`LayoutError::Tokenizer`] in both cases, [`LayoutError::TooLong`] when all-or-nothing.
+    /// [`LayoutError`], when all-or-nothing.
     pub fn lay_out(
         &self,
         tokenizer: &Tokenizer,
@@ -214,19 +214,31 @@ impl Layouter {
         questions: &[Question],
         strictness: Strictness,
     ) -> Result<Layout, LayoutError> {
-        let mut builder = Builder::new(tokenizer, self, parts, questions)?;
         let mut layout = Layout::default();
-        for row in split_rows(questions) {
+        let mut pieces = Vec::with_capacity(questions.len());
+        for (index, question) in questions.iter().enumerate() {
+            match QuestionPieces::new(tokenizer, &self.shared, question) {
+                Ok(of_question) => pieces.push(Some(of_question)),
+                Err(error) if strictness == Strictness::AllOrNothing => return Err(error.into()),
+                Err(error) => {
+                    pieces.push(None);
+                    layout.refused.push((index, error.into()));
+                }
+            }
+        }
+        let rows = split_rows(questions, |question| pieces[question].is_some());
+        let mut builder = Builder::new(self, parts, questions, pieces);
+        for row in rows {
             match strictness {
                 Strictness::AllOrNothing => layout.trees.extend(builder.row(&row)?),
                 Strictness::PerQuestion => {
                     let (trees, too_long) = fitting(&mut builder, row);
                     layout.trees.extend(trees);
-                    layout.too_long.extend(too_long);
+                    layout.refused.extend(too_long.into_iter().map(|(question, problem)| (question, problem.into())));
                 }
             }
         }
-        layout.too_long.sort_unstable();
+        layout.refused.sort_unstable_by_key(|(question, _)| *question);
         Ok(layout)
     }
 }
@@ -246,9 +258,9 @@ impl LaidTree {
 }
 
 /// The first row takes every candidate question and the first span; each further span has its own.
-fn split_rows(questions: &[Question]) -> Vec<Row> {
-    let (spans, candidates): (Vec<usize>, _) =
-        (0..questions.len()).partition(|&question| questions[question].kind == Kind::Span);
+fn split_rows(questions: &[Question], is_readable: impl Fn(usize) -> bool) -> Vec<Row> {
+    let readable = (0..questions.len()).filter(|&question| is_readable(question));
+    let (spans, candidates): (Vec<usize>, _) = readable.partition(|&question| questions[question].kind == Kind::Span);
     let mut spans = spans.into_iter();
     let first = Row { index: 0, candidates, span: spans.next() };
     let further = spans.enumerate().map(|(i, span)| Row { index: i + 1, candidates: Vec::new(), span: Some(span) });
@@ -259,24 +271,29 @@ fn split_rows(questions: &[Question]) -> Vec<Row> {
 ///
 /// Each pass removes at least one question, so this ends. Whoever would fit alone is not to blame; a second pass
 /// therefore finds no one to blame, and removes all that are left.
-fn fitting(builder: &mut Builder<'_>, mut row: Row) -> (Vec<LaidTree>, Vec<usize>) {
+fn fitting(builder: &mut Builder<'_>, mut row: Row) -> (Vec<LaidTree>, Vec<(usize, TooLong)>) {
     let mut too_long = Vec::new();
     while !row.is_empty() {
         let problem = match builder.row(&row) {
             Ok(trees) => return (trees, too_long),
             Err(problem) => problem,
         };
-        let is_of_span = problem.window.is_some() || problem.reason.is_of_span();
-        let is_to_blame = |question: usize| match is_of_span {
-            true => row.span == Some(question),
-            false => builder.fits_alone(question).is_err(),
-        };
-        let mut removed: Vec<usize> = row.questions().filter(|&question| is_to_blame(question)).collect();
-        if removed.is_empty() {
-            removed = row.questions().collect();
+        let mut blamed = blamed(builder, &row, &problem);
+        if blamed.is_empty() {
+            blamed = row.questions().map(|question| (question, problem.clone())).collect();
         }
-        row.remove(&removed);
-        too_long.append(&mut removed);
+        row.remove(|question| blamed.iter().any(|(blamed, _)| *blamed == question));
+        too_long.append(&mut blamed);
     }
     (Vec::new(), too_long)
+}
+
+/// The questions of a row that single-handedly keep it from fitting, each with its own reason.
+fn blamed(builder: &Builder<'_>, row: &Row, problem: &TooLong) -> Vec<(usize, TooLong)> {
+    if problem.window.is_some() || problem.reason.is_of_span() {
+        return row.span.map(|span| (span, problem.clone())).into_iter().collect();
+    }
+    let reason = |question: usize| builder.fits_alone(question).err().map(|reason| (question, reason));
+    let blamed = row.questions().filter_map(reason);
+    blamed.map(|(question, reason)| (question, TooLong { reason, ..problem.clone() })).collect()
 }

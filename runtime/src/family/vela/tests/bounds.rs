@@ -2,17 +2,18 @@
 
 use serde_json::json;
 
-use super::decisions::{Asking, asking, decide, failed_ids, value};
+use super::decisions::{Asking, asking, decide, failed_ids, failures, value};
 use super::*;
+use crate::wire::response::{Answer, Decision};
 
 /// A released vocabulary has tokens of 64 `#`, each of which is a word; here a token of the fixtures stands for one.
 const HASHES: usize = 64;
 
-fn vela_with_hashes() -> Vela {
+/// `tiny-08b` with the limits of a released member and another tokenizer.
+fn vela_with(change: impl FnOnce(&mut Json)) -> Vela {
     let read = |name: &str| fs::read(Path::new(FIXTURES).join("members/tiny-08b").join(name)).unwrap();
     let mut tokenizer: Json = serde_json::from_slice(&read("tokenizer.json")).unwrap();
-    let token = tokenizer["added_tokens"].as_array_mut().unwrap().last_mut().unwrap();
-    token["content"] = "#".repeat(HASHES).into();
+    change(&mut tokenizer);
     let tokenizer = tokenizer.to_string();
     let vela = Vela::new(VelaFiles {
         tokenizer: tokenizer.as_bytes(),
@@ -26,9 +27,36 @@ fn vela_with_hashes() -> Vela {
     vela.unwrap()
 }
 
+fn vela_with_hashes() -> Vela {
+    vela_with(|tokenizer| {
+        let token = tokenizer["added_tokens"].as_array_mut().unwrap().last_mut().unwrap();
+        token["content"] = "#".repeat(HASHES).into();
+    })
+}
+
+/// Its pattern makes the crate give up on [`HOSTILE`], as it does on some very long texts.
+fn vela_that_gives_up() -> Vela {
+    vela_with(|tokenizer| {
+        tokenizer["pre_tokenizer"] = json!({"type": "Split", "pattern": {"Regex": "(a|b)(?:a|b|ab)*\\1\\1"},
+            "behavior": "Isolated", "invert": false});
+    })
+}
+
+const HOSTILE: &str = "abababababababababababababababababababababababababababababababababababababababab";
+
 fn span_of(labels: usize, instructions: &str) -> Json {
     let criteria: serde_json::Map<_, _> = (0..labels).map(|i| (format!("l{i}"), Json::Null)).collect();
     json!({"type": "span", "instructions": instructions, "criteria": criteria})
+}
+
+fn failure_messages(decision: &Decision) -> Vec<&str> {
+    let mut messages = Vec::new();
+    for (_, answer) in &decision.answers {
+        if let Answer::Failed { message, .. } = answer {
+            messages.push(message.as_str());
+        }
+    }
+    messages
 }
 
 fn refusal(vela: &Vela, state: &Value, questions: &[(String, Value)]) -> String {
@@ -51,6 +79,7 @@ fn a_span_question_larger_than_any_tree_is_too_long() {
     assert!(message.contains("32768"), "{message}");
     let decision = decide(&vela, &state, &questions, Strictness::PerQuestion);
     assert_eq!(failed_ids(&decision), ["huge"]);
+    assert_eq!(failure_messages(&decision), [message]);
     // As much as the largest tree may have, less what frames it.
     let large = asking(&json!({"large": span_of(1, &"word ".repeat(16_000))}));
     assert!(failed_ids(&decide(&vela, &state, &large, Strictness::PerQuestion)).is_empty());
@@ -82,4 +111,41 @@ fn the_logits_of_a_request_are_bounded() {
     assert_eq!(plan.trees.len(), 2);
     questions.truncate(3);
     assert_eq!(lay_out(&questions).0, plan);
+}
+
+#[test]
+fn a_question_without_tokens_fails_by_itself() {
+    let vela = vela_that_gives_up();
+    let state = value(&json!("Hello Tom."));
+    let mut questions = asking(&json!({"hostile": span_of(1, HOSTILE), "mark": span_of(1, "Mark."),
+        "small": {"type": "noul", "instructions": "Small?"}}));
+    let decision = decide(&vela, &state, &questions, Strictness::PerQuestion);
+    assert_eq!(failed_ids(&decision), ["hostile"]);
+    let [message] = failure_messages(&decision)[..] else { panic!("{decision:?}") };
+    assert!(message.contains("cannot be encoded"), "{message}");
+    let refused = vela.render(&state, &questions, Strictness::AllOrNothing).err();
+    assert!(matches!(refused, Some(Refusal::Internal { .. })), "{refused:?}");
+    questions.remove(0);
+    let expected = decide(&vela, &state, &questions, Strictness::PerQuestion);
+    assert_eq!(decision.answers[1..], expected.answers, "as if it had not been asked");
+    assert_eq!((decision.input_tokens, decision.spans), (expected.input_tokens, expected.spans));
+}
+
+/// The state's tokens would be of no use, and here it has none.
+#[test]
+fn a_state_of_which_nothing_valid_is_asked_is_not_tokenised() {
+    let vela = vela_that_gives_up();
+    let questions = asking(&json!({"a": null}));
+    assert_eq!(failed_ids(&decide(&vela, &value(&json!(HOSTILE)), &questions, Strictness::PerQuestion)), ["a"]);
+}
+
+#[test]
+fn what_was_sent_as_a_type_comes_back_only_if_it_could_be_one() {
+    let vela = vela("vela", "tiny-08b");
+    let long = "é".repeat(64);
+    let questions = asking(&json!({"a": {"type": "rank"}, "b": {"type": long}, "c": {"type": format!("{long}e")},
+        "d": {"type": {"much": [1, 2, 3]}}, "e": {"type": 5}, "f": {}}));
+    let decision = decide(&vela, &value(&json!("Hello Tom.")), &questions, Strictness::PerQuestion);
+    let kinds: Vec<Json> = failures(&decision).iter().map(|(_, kind, _)| kind.as_str().into()).collect();
+    assert_eq!(kinds, [json!("rank"), json!(long), Json::Null, Json::Null, Json::Null, Json::Null]);
 }
