@@ -1,9 +1,9 @@
 //! What a member's `calibration.json` fits to its logits: temperatures, thresholds, and the presets' schemas (spec:
 //! vela.md §9).
 //!
-//! A [`Calibration`] leaves nothing to check again: its temperatures lie where no logit becomes infinite, its thresholds
-//! in [0, 1], an absent block is `None` or empty, and a rule that can never act is absent. Keys that §9 does not know are left
-//! alone. Applying it is not done here, nor comparing it with the weights, which is the member's.
+//! A [`Calibration`] leaves nothing to check again: its temperatures lie where no logit becomes infinite, its
+//! thresholds in [0, 1], an absent block is `None` or empty, and a rule that can never act is absent. Keys that §9 does
+//! not know are left alone. Applying it is not done here, nor comparing it with the weights, which is the member's.
 
 mod node;
 #[cfg(test)]

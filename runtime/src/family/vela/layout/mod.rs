@@ -202,8 +202,8 @@ impl Layouter {
 
     /// Lays a request out. `questions` read only parts that exist.
     ///
-    /// All-or-nothing, the first question without tokens, or else the first row or window that does not fit, refuses the
-    /// request; else such questions are sorted out as system-one.md says, and stand in [`Layout::refused`].
+    /// All-or-nothing, the first question without tokens, or else the first row or window that does not fit, refuses
+    /// the request; else such questions are sorted out as system-one.md says, and stand in [`Layout::refused`].
     ///
     /// # Errors
     /// [`LayoutError`], when all-or-nothing.

@@ -129,8 +129,8 @@ fn logits_of(plan: &Plan, mut fill: impl FnMut(usize, usize, usize) -> f32) -> V
         .collect()
 }
 
-/// Panics unless `work(8)` takes less than 32 times as long as `work(1)`: in quadratic time it would be 64 times. A busy
-/// machine may disturb a try, so the best of five counts.
+/// Panics unless `work(8)` takes less than 32 times as long as `work(1)`: in quadratic time it would be 64 times. A
+/// busy machine may disturb a try, so the best of five counts.
 pub(super) fn assert_linear(name: &str, mut work: impl FnMut(usize)) {
     let mut time = |scale| -> Duration {
         let started = Instant::now();
