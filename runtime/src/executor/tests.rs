@@ -8,7 +8,7 @@ use tokio::sync::{oneshot, watch};
 
 use super::{Computed, Failure, Handle};
 use crate::metrics::Metrics;
-use crate::supervisor::fakes::{ENDLESS, ERROR, HOLD, PANIC, PLAIN, SHORT, Strings, plan, settings};
+use crate::supervisor::fakes::{ENDLESS, ERROR, HOLD, PANIC, PLAIN, SHORT, Strings, patient_settings, plan, settings};
 use crate::supervisor::{ExecutorState, Roster, Supervisor};
 
 struct Fixture {
@@ -266,8 +266,8 @@ async fn a_rebuild_that_fails_refuses_what_waits() {
 #[actix::test]
 async fn a_failed_load_shows_its_reason_and_a_running_one_its_progress() {
     let strings = Strings::new();
-    strings.puppet.failing_loads.store(usize::MAX, Ordering::SeqCst);
-    let (_, mut roster) = Supervisor::start_all(vec![strings.seat("m")], settings(), Arc::new(Metrics::new()));
+    strings.puppet.failing_loads.store(1, Ordering::SeqCst);
+    let (_, mut roster) = Supervisor::start_all(vec![strings.seat("m")], patient_settings(), Arc::new(Metrics::new()));
     let state = |roster: &Arc<Roster>| roster.members[0].replicas[0].state.clone();
     let ExecutorState::Loading(progress) = state(&roster.borrow().clone()) else { panic!("expected a load") };
     let failed = roster.wait_for(|roster| matches!(state(roster), ExecutorState::Failed { .. })).await.unwrap();

@@ -5,6 +5,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use synod_kernels::KernelError;
@@ -107,8 +108,16 @@ impl Strings {
 
 /// Settings under which a failed executor is built again at once.
 pub(crate) fn settings() -> Settings {
-    let zero = std::time::Duration::ZERO;
-    let backoff = Policy { first: zero, longest: zero, forgiven_after: zero };
+    settings_with_pause(Duration::ZERO)
+}
+
+/// Settings under which a failed executor stays as it is while a test looks at it.
+pub(crate) fn patient_settings() -> Settings {
+    settings_with_pause(Duration::from_hours(1))
+}
+
+fn settings_with_pause(pause: Duration) -> Settings {
+    let backoff = Policy { first: pause, longest: pause, forgiven_after: Duration::ZERO };
     Settings { default_model: None, max_requests: 8, batch_tokens: 100, backoff }
 }
 
