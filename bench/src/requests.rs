@@ -169,7 +169,8 @@ impl Bench {
         let started = Instant::now();
         let refused = |reason: &str| anyhow!("the request is refused: {reason}");
         let body = json::parse(body)?;
-        let request = Request::read(body, &Limits::default()).map_err(|details| refused(&format!("{details:?}")))?;
+        let request = Request::read(body, &Limits::default())
+            .map_err(|problem| refused(&format!("{:?}", problem.into_details(|_| None))))?;
         let family = self.member.family();
         let rendered = family
             .render(&request.state, &request.questions, Strictness::AllOrNothing)

@@ -13,7 +13,7 @@ use crate::metrics::Metrics;
 use crate::supervisor::{Member, Roster};
 use crate::wire::json;
 use crate::wire::request::{Question, Request};
-use crate::wire::response::{Detail, Loc, write_decision};
+use crate::wire::response::{Detail, Loc, Refusal, write_decision};
 
 /// Reads and finishes requests. Holds nothing of one between two messages.
 pub(super) struct Reader {
@@ -65,7 +65,8 @@ impl Reader {
         let started = Instant::now();
         let body = call.encoding.decode(&call.body, self.settings.max_body_bytes)?;
         let value = json::parse_with_depth(&body, self.settings.max_depth)?;
-        let request = Request::read(value, &self.settings.limits).map_err(Refused::Invalid)?;
+        let request = Request::read(value, &self.settings.limits)
+            .map_err(|problem| Refused::Invalid(problem.into_details(|request| self.refusal(request, &call))))?;
         let parsed = Instant::now();
         let deadline = deadline(call.received, limit, request.deadline_ms);
         if parsed >= deadline {
@@ -85,6 +86,15 @@ impl Reader {
             parse: parsed - started,
             render: parsed.elapsed(),
         })
+    }
+
+    /// What the member that a malformed request is for has against its questions. Of one that is not to be reached, or
+    /// not by this caller, nothing is said.
+    fn refusal(&self, request: &Request, call: &Call) -> Option<Refusal> {
+        let roster = Arc::clone(&self.roster.borrow());
+        let member = route(&roster, request.model.as_deref(), call.allowed.as_deref()).ok()?;
+        let face = member.face.as_ref().filter(|_| member.is_ready())?;
+        face.family.render(&request.state, &request.questions, call.strictness).err()
     }
 
     fn finish(Finish { model, pending, logits }: Finish) -> Result<Finished, Refused> {

@@ -77,8 +77,10 @@ fn read_body(path: &Path) -> Result<Vec<u8>> {
 /// is not looked at: there is only this one.
 fn answer(member: &LocalMember, body: &[u8], strictness: Strictness) -> Result<String> {
     let body = json::parse(body).map_err(refusal)?;
-    let request = Request::read(body, &Limits::default()).map_err(|details| refusal(Refused::Invalid(details)))?;
-    let rendered = member.family().render(&request.state, &request.questions, strictness).map_err(refusal)?;
+    let render = |request: &Request| member.family().render(&request.state, &request.questions, strictness);
+    let request = Request::read(body, &Limits::default())
+        .map_err(|problem| refusal(Refused::Invalid(problem.into_details(|request| render(request).err()))))?;
+    let rendered = render(&request).map_err(refusal)?;
     let mut model = member.load(&CpuDevice::available_cores()?, &Bar::new("loading"))?;
     let logits = compute(&mut model, &rendered)?;
     let decision = rendered.pending.finish(&logits).map_err(refusal)?;

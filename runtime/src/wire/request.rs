@@ -1,10 +1,10 @@
 //! A request's envelope: everything outside the state and the questions, which are the family's to read.
 //!
 //! Reading is all or nothing: either a [`Request`] whose parts have the right JSON types and counts, or one entry per
-//! problem. Absent on purpose: whether `model` is served (admission knows), and what a state or question means.
+//! problem, with the questions for the family to look at where they can still be read. Absent on purpose: whether `model` is served (admission knows), and what a state or question means.
 
 use super::json::{Object, Value};
-use super::response::{Detail, Loc};
+use super::response::{Detail, Loc, Refusal};
 
 /// A question's body as sent; the family reads it.
 pub type Question = Value;
@@ -49,16 +49,38 @@ pub struct Request {
     pub deadline_ms: Option<u64>,
 }
 
+/// A body that is no [`Request`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct Malformed {
+    /// One per problem of the envelope.
+    details: Vec<Detail>,
+    /// What stands in the envelope, if `state` and `questions` can be read all the same.
+    contents: Option<Box<Request>>,
+}
+
+impl Malformed {
+    /// Every entry of the 422: the envelope's, then those of whoever reads what is in it, if it can be read.
+    pub fn into_details(self, read: impl FnOnce(&Request) -> Option<Refusal>) -> Vec<Detail> {
+        let Malformed { mut details, contents } = self;
+        if let Some(Refusal::Invalid(further)) = contents.and_then(|request| read(&request)) {
+            details.extend(further);
+        }
+        details
+    }
+}
+
 impl Request {
     /// Reads a body.
     ///
     /// # Errors
-    /// One [`Detail`] per problem: unknown keys in request order, then `state`, `questions`, `model`, `options`. A
+    /// [`Malformed`], with one [`Detail`] per problem: unknown keys in request order, then `state`, `questions`,
+    /// `model`, `options`. A model that is no text leaves the questions to the deployment's default. A
     /// null `model`, `options` or `deadline_ms` is an absent one. Any id names a question, also a blank one, as in the
     /// oracle; how long it may be is checked with the question, so that one id need not spoil the others.
-    pub fn read(body: Value, limits: &Limits) -> Result<Request, Vec<Detail>> {
+    pub fn read(body: Value, limits: &Limits) -> Result<Request, Malformed> {
         let Value::Object(body) = body else {
-            return Err(vec![problem(&[], "dict_type", "must be an object")]);
+            let details = vec![problem(&[], "dict_type", "must be an object")];
+            return Err(Malformed { details, contents: None });
         };
         let mut problems = Problems::default();
         problems.unknown_keys(&[], &body, &["model", "state", "questions", "options"]);
@@ -69,9 +91,11 @@ impl Request {
         let questions = read_questions(fields.questions.take(), limits, &mut problems);
         let model = read_model(fields.model.take(), &mut problems);
         let deadline_ms = read_deadline(fields.options.take(), &mut problems);
-        match fields.state {
-            Some(state) if problems.found.is_empty() => Ok(Request { model, state, questions, deadline_ms }),
-            _ => Err(problems.found),
+        let request =
+            fields.state.zip(questions).map(|(state, questions)| Request { model, state, questions, deadline_ms });
+        match request {
+            Some(request) if problems.found.is_empty() => Ok(request),
+            request => Err(Malformed { details: problems.found, contents: request.map(Box::new) }),
         }
     }
 }
@@ -128,27 +152,29 @@ fn problem(loc: &[&str], code: &'static str, msg: impl Into<String>) -> Detail {
     Detail { loc, msg: msg.into(), code }
 }
 
-fn read_questions(value: Option<Value>, limits: &Limits, problems: &mut Problems) -> Vec<(String, Question)> {
+/// The questions, if they are an object of a number of them that is allowed.
+fn read_questions(value: Option<Value>, limits: &Limits, problems: &mut Problems) -> Option<Vec<(String, Question)>> {
     let loc = &["questions"];
     let questions = match value {
         Some(Value::Object(questions)) => questions,
         Some(_) => {
             problems.add(loc, "dict_type", "must be an object");
-            return Vec::new();
+            return None;
         }
         None => {
             problems.add(loc, "missing", "is required");
-            return Vec::new();
+            return None;
         }
     };
     if questions.is_empty() {
         problems.add(loc, "too_short", "needs at least 1");
+        return None;
     }
     if questions.len() > limits.max_questions {
         problems.add(loc, "too_long", format!("takes at most {}", limits.max_questions));
-        return Vec::new();
+        return None;
     }
-    questions.into_iter().collect()
+    Some(questions.into_iter().collect())
 }
 
 fn read_model(value: Option<Value>, problems: &mut Problems) -> Option<String> {
@@ -197,12 +223,12 @@ mod tests {
     use crate::wire::json;
     use crate::wire::response::write_details;
 
-    fn read(body: &str) -> Result<Request, Vec<Detail>> {
+    fn read(body: &str) -> Result<Request, Malformed> {
         Request::read(json::parse_text(body).unwrap(), &Limits::default())
     }
 
     fn refused(body: &str, expected: &[(&str, &str)]) {
-        let details = read(body).unwrap_err();
+        let details = read(body).unwrap_err().details;
         let found: Vec<_> = details.iter().map(|detail| (loc(detail), detail.code)).collect();
         let expected: Vec<_> = expected.iter().map(|&(loc, code)| (loc.to_owned(), code)).collect();
         assert_eq!(found, expected, "{}", write_details(&details));
@@ -281,6 +307,27 @@ mod tests {
         refused(&body(257), &[("body/questions", "too_long")]);
     }
 
+    /// An unknown key beside the questions must not hide what is wrong with them.
+    #[test]
+    fn the_questions_of_a_broken_envelope_are_read_if_they_can_be() {
+        let invalid = |request: &Request| {
+            let (id, _) = &request.questions[0];
+            Some(Refusal::Invalid(vec![problem(&["questions", id], "dict_type", "must be an object")]))
+        };
+        let check = |body: &str, expected: &[&str]| {
+            let details = read(body).unwrap_err().into_details(invalid);
+            assert_eq!(details.iter().map(loc).collect::<Vec<_>>(), expected, "{body}");
+        };
+        check(r#"{"state":1,"questions":{"q":1},"model":7,"x":1}"#, &["body/x", "body/model", "body/questions/q"]);
+        check(r#"{"state":1,"questions":{"q":1},"options":[]}"#, &["body/options", "body/questions/q"]);
+        check(r#"{"questions":{"q":1}}"#, &["body/state"]);
+        check(r#"{"state":1,"questions":[]}"#, &["body/questions"]);
+        check(r#"{"state":1,"questions":{},"x":1}"#, &["body/x", "body/questions"]);
+        let too_long = |_: &Request| Some(Refusal::TooLong { message: "too long".to_owned() });
+        let malformed = read(r#"{"state":1,"questions":{"q":1},"x":1}"#).unwrap_err();
+        assert_eq!(malformed.into_details(too_long).len(), 1);
+    }
+
     #[test]
     fn deadlines_of_any_size_are_read() {
         for (digits, expected) in [("1", 1), ("18446744073709551616", u64::MAX), ("1e300", u64::MAX), ("0.2", 1)] {
@@ -292,7 +339,7 @@ mod tests {
     #[test]
     fn a_flood_of_unknown_keys_makes_a_small_answer() {
         let keys: Vec<_> = (0..10_000).map(|i| format!("\"{i}\":0")).collect();
-        let details = read(&format!("{{{}}}", keys.join(","))).unwrap_err();
+        let details = read(&format!("{{{}}}", keys.join(","))).unwrap_err().details;
         assert_eq!(details.len(), MAX_NAMED_KEYS + 2);
     }
 }

@@ -28,6 +28,14 @@ fn body() -> Vec<Row> {
         bad("no state", format!(r#"{{"questions":{{"q":{NOUL}}}}}"#), json!(["state"]), "missing"),
         bad("no questions", r#"{"state":"late"}"#, json!(["questions"]), "missing"),
         Row::new("several states", r#"{"states":{"a":{}}}"#, Expected::Entries(states)),
+        Row::new(
+            "an unknown field beside an invalid question",
+            with_questions(r#"{"q":{}}"#).replacen('{', r#"{"stream":true,"#, 1),
+            Expected::Entries(vec![
+                entry(json!(["stream"]), "extra_forbidden", ""),
+                entry(json!(["questions", "q", "type"]), "missing", ""),
+            ]),
+        ),
         bad("an unknown field", with(r#""stream":true"#), json!(["stream"]), "extra_forbidden"),
         bad(
             "a model that is a number",
