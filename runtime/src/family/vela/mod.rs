@@ -17,10 +17,10 @@ pub mod words;
 use std::sync::Arc;
 
 use self::calibration::{Calibration, CalibrationError};
-use self::finish::{Asked, Failure, Unanswered};
+use self::finish::{Asked, Failure, SpanPart, Unanswered};
 use self::layout::{LayoutError, LayoutParameters, Layouter, TokenPart};
 use self::questions::{Kind, Problem, Question, read_questions};
-use self::state::{State, StateProblem, read_state};
+use self::state::{Part, Role, State, StateProblem, read_state};
 use self::tokens::{Tokenizer, TokenizerError};
 use super::{Family, Plan, Rendered};
 use crate::wire::json::Value;
@@ -118,6 +118,7 @@ impl Vela {
         mark_refused(&mut asked, &questions, &layout.refused);
         let input_tokens = layout.tokens();
         let (plan, reads) = layout.into_plan(&questions);
+        let span_parts = span_parts(state, parts, &questions);
         let pending = Unanswered {
             calibration: Arc::clone(&self.calibration),
             has_broad: self.has_broad,
@@ -126,8 +127,7 @@ impl Vela {
             asked,
             questions,
             reads,
-            state,
-            parts,
+            parts: span_parts,
             input_tokens,
         };
         Ok((plan, pending))
@@ -166,8 +166,8 @@ impl Vela {
         if questions.is_empty() {
             return Ok(Vec::new());
         }
-        let is_target = |role| questions.iter().any(|q| q.kind == Kind::Span && q.roles.contains(&role));
-        state.parts.iter().map(|part| TokenPart::read(&self.tokenizer, part, is_target(part.role))).collect()
+        let with_words = |part: &Part| is_read_by_span(part.role, questions);
+        state.parts.iter().map(|part| TokenPart::read(&self.tokenizer, part, with_words(part))).collect()
     }
 }
 
@@ -198,6 +198,24 @@ impl From<LayoutError> for Refusal {
             LayoutError::Tokenizer(error) => Refusal::Internal { reason: error.to_string() },
         }
     }
+}
+
+fn is_read_by_span(role: Role, questions: &[Question]) -> bool {
+    questions.iter().any(|question| question.kind == Kind::Span && question.roles.contains(&role))
+}
+
+/// What answers need of the state once it is laid out.
+fn span_parts(state: State, parts: Vec<TokenPart>, questions: &[Question]) -> Vec<SpanPart> {
+    let with_tokens = state.parts.into_iter().zip(parts);
+    with_tokens
+        .filter(|(part, _)| is_read_by_span(part.role, questions))
+        .map(|(part, tokens)| SpanPart {
+            role: part.role,
+            text: part.text,
+            words: tokens.words,
+            tokens: tokens.ids.len(),
+        })
+        .collect()
 }
 
 /// Puts the failures of the layout in the places of their questions; `refused` ascends.

@@ -11,10 +11,11 @@ use std::sync::Arc;
 
 use self::spans::Target;
 use super::calibration::Calibration;
-use super::layout::{Read, TokenPart};
+use super::layout::Read;
 use super::questions::{Kind, Question};
-use super::state::State;
+use super::state::Role;
 use super::thresholds::{noul_probability, set_threshold, sigmoid, softmax, temperature};
+use super::words::Word;
 use crate::family::{Logits, Pending};
 use crate::wire::json::Value;
 use crate::wire::request::Strictness;
@@ -33,10 +34,19 @@ pub struct Unanswered {
     pub questions: Vec<Question>,
     /// By question: where its logits come back.
     pub reads: Vec<Vec<Read>>,
-    pub state: State,
-    /// The state's parts, in the same order.
-    pub parts: Vec<TokenPart>,
+    /// The parts that spans read; of the others nothing is needed.
+    pub parts: Vec<SpanPart>,
     pub input_tokens: usize,
+}
+
+/// A part that spans read, without its token ids: many requests wait at once, and their states may be long.
+pub struct SpanPart {
+    pub role: Role,
+    pub text: String,
+    /// The words that have a first token, ascending.
+    pub words: Vec<Word>,
+    /// Of the whole part: what the length rules go by.
+    pub tokens: usize,
 }
 
 /// One entry of a request's `questions`.
@@ -103,7 +113,7 @@ impl Unanswered {
     /// Index of the part that a span reads.
     pub(super) fn part_of(&self, question: &Question) -> usize {
         let role = question.roles[0];
-        self.parts.iter().position(|part| part.role == role).expect("a question reads parts that exist")
+        self.parts.iter().position(|part| part.role == role).expect("the parts of spans are kept")
     }
 
     /// A question's logits, if all of them are finite and as many as were planned.
@@ -205,7 +215,7 @@ impl<'a> Finish<'a> {
 
     fn span(&mut self, question: &Question, readings: &[Reading<'_>]) {
         let part = self.request.part_of(question);
-        let target = self.targets.entry(part).or_insert_with(|| Target::new(self.request, part));
+        let target = self.targets.entry(part).or_insert_with(|| Target::new(&self.request.parts[part]));
         let answered = target.answer(&self.request.calibration, question, readings);
         let id = || question.id.clone();
         self.decision.answers.push((id(), Answer::Noul { noul: answered.noul, abstain_probability: None }));

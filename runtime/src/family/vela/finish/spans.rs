@@ -1,6 +1,6 @@
 //! A span question's answer: words, logits of one block or of many windows, threshold, spans (spec: vela.md §9).
 
-use super::{Reading, Unanswered};
+use super::{Reading, SpanPart};
 use crate::family::CharRange;
 use crate::family::vela::calibration::Calibration;
 use crate::family::vela::decode::{Decoded, Probabilities, WordText, clip, decode};
@@ -35,9 +35,8 @@ pub(super) struct Answered {
 }
 
 impl Target {
-    pub(in crate::family::vela) fn new(request: &Unanswered, part: usize) -> Self {
-        let tokens = &request.parts[part];
-        Target { text: WordText::new(&request.state.parts[part].text, &tokens.words), tokens: tokens.ids.len() }
+    pub(in crate::family::vela) fn new(part: &SpanPart) -> Self {
+        Target { text: WordText::new(&part.text, &part.words), tokens: part.tokens }
     }
 
     /// The answer from `readings`: those of the question's own block, or of all its windows.

@@ -94,9 +94,9 @@ fn spans_are_decoded_as_recorded() {
                 continue;
             }
             let readings = pending.readings(index, &logits).unwrap();
-            let part = pending.part_of(question);
-            let target = Target::new(&pending, part);
-            let before = span_threshold(&pending.calibration, question, pending.parts[part].ids.len());
+            let part = &pending.parts[pending.part_of(question)];
+            let target = Target::new(part);
+            let before = span_threshold(&pending.calibration, question, part.tokens);
             let expected = info["rule_threshold"].as_f64().unwrap();
             assert!((before.value - expected).abs() < 1e-15, "{name}: {} instead of {expected}", before.value);
             let decoding = target.decode(&pending.calibration, question, &readings);
@@ -107,6 +107,23 @@ fn spans_are_decoded_as_recorded() {
         }
     }
     assert!(compared > 100, "{compared}");
+}
+
+/// Requests wait in great numbers, each with what is pending of it: a long state that no span reads is not kept.
+#[test]
+fn only_the_parts_that_spans_read_are_kept() {
+    let vela = vela("vela", "tiny-08b");
+    let request = r#"{"state": {"request": "Hello Tom.", "source": "Tom lives in Rome."}, "questions": {
+        "n": {"type": "noul", "instructions": "?"},
+        "s": {"type": "span", "instructions": "?", "over": "source", "criteria": {"a": null}}}}"#;
+    let request = parse(request.as_bytes()).unwrap();
+    let (state, questions) = (request_state(&request), request_questions(&request));
+    let kept = |questions: &[(String, Value)]| -> Vec<String> {
+        let (_, pending) = vela.lay_out(&state, questions, Strictness::AllOrNothing).unwrap();
+        pending.parts.into_iter().map(|part| part.text).collect()
+    };
+    assert_eq!(kept(&questions), ["Tom lives in Rome."]);
+    assert!(kept(&questions[..1]).is_empty());
 }
 
 /// The switch of the deployment reaches the answer, and nothing but nouls.
