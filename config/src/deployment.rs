@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-use crate::Placement;
+use crate::{Place, Placement};
 
 /// A whole deployment. Names and aliases are unique over all members, every reference to one is resolved.
 #[derive(Clone, Debug, PartialEq)]
@@ -18,6 +18,9 @@ pub struct Deployment {
     pub queue: Queue,
     /// At least one.
     pub members: Vec<Member>,
+    /// Every key that the file gives, known by its table, in the file's order: defaults tell no more which were left
+    /// out.
+    pub given: Vec<Place>,
 }
 
 impl Deployment {
@@ -58,6 +61,13 @@ pub struct Limits {
     /// Options, labels or names of one question.
     pub max_options: usize,
     pub max_score_levels: usize,
+}
+
+impl Server {
+    /// Whether callers without a key come in from other machines and nobody has said that they may.
+    pub fn admits_strangers(&self, without_keys: bool) -> bool {
+        without_keys && !self.open && !self.bind.ip().is_loopback()
+    }
 }
 
 impl Default for Limits {

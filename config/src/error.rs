@@ -19,6 +19,15 @@ fn lines(findings: &[Finding]) -> String {
     findings.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
 }
 
+/// A key of a deployment file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Counted from 1.
+    pub line: usize,
+    /// With its table, such as `member.path`.
+    pub key: String,
+}
+
 /// A place in a deployment file and what is to say about it: an error, or a warning beside a deployment that stands.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {

@@ -16,5 +16,5 @@ mod table;
 mod tests;
 
 pub use deployment::{Anchor, Deployment, Gates, Key, Limits, Member, OnDrift, Profile, Queue, Server};
-pub use error::{ConfigError, Finding};
+pub use error::{ConfigError, Finding, Place};
 pub use placement::{Card, Cores, Placement};

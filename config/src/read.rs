@@ -8,10 +8,10 @@ use std::time::Duration;
 use toml::de::{DeTable, DeValue};
 
 use crate::deployment::sha256_from_hex;
-use crate::error::{ConfigError, Finding};
+use crate::error::{ConfigError, Finding, Place};
 use crate::read_member::{Paths, read_member};
 use crate::rules::{Names, check_access, check_placements, resolve_keys};
-use crate::table::{Place, Placed, Report, Table, Want, boolean, positive, text, whole};
+use crate::table::{Placed, Report, Table, Want, boolean, positive, text, whole};
 use crate::{Deployment, Limits, Queue, Server};
 
 /// The longest time that a key may name, in its own unit: a bound that no clock arithmetic can overflow.
@@ -99,11 +99,13 @@ fn read_root(root: &DeTable, paths: &Paths, report: &mut Report) -> Option<Deplo
     check_access(&server, keys.is_empty(), report);
     let default_model = server.default_model.and_then(|model| names.resolve(&model, report));
     let keys = resolve_keys(keys, &names, report);
+    report.given.sort_by_key(|place| place.line);
     Some(Deployment {
         server: Server { default_model, ..server.server },
         keys: keys?,
         queue,
         members: members.into_iter().map(|member| member.member).collect::<Option<_>>()?,
+        given: std::mem::take(&mut report.given),
     })
 }
 

@@ -124,7 +124,7 @@ fn overlap(device: &Placed<Placement>, other: &Placed<Placement>) -> String {
 /// Without keys only this machine may call, unless the deployment says otherwise.
 pub(crate) fn check_access(server: &RawServer, without_keys: bool, report: &mut Report) {
     let bind = server.server.bind;
-    if without_keys && !server.server.open && !bind.ip().is_loopback() {
+    if server.server.admits_strangers(without_keys) {
         let problem = format!("{bind} is open to other machines and there is no [[key]]");
         report.error(&server.bind, problem, "add a key, bind to 127.0.0.1, or set server.open = true");
     }

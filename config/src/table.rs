@@ -10,7 +10,7 @@ use std::path::Path;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use crate::error::Finding;
+use crate::error::{Finding, Place};
 
 /// Collects what is to say about a file.
 pub(crate) struct Report<'a> {
@@ -18,13 +18,8 @@ pub(crate) struct Report<'a> {
     text: &'a str,
     pub(crate) errors: Vec<Finding>,
     pub(crate) warnings: Vec<Finding>,
-}
-
-/// A place in the file.
-#[derive(Clone, Debug)]
-pub(crate) struct Place {
-    pub(crate) line: usize,
-    pub(crate) key: String,
+    /// Every key that was asked for and is there.
+    pub(crate) given: Vec<Place>,
 }
 
 /// A value and where it stands.
@@ -36,7 +31,7 @@ pub(crate) struct Placed<T> {
 
 impl<'a> Report<'a> {
     pub(crate) fn new(file: &'a Path, text: &'a str) -> Self {
-        Self { file, text, errors: Vec::new(), warnings: Vec::new() }
+        Self { file, text, errors: Vec::new(), warnings: Vec::new(), given: Vec::new() }
     }
 
     /// The line of a byte offset, from 1.
@@ -92,10 +87,11 @@ impl<'t, 'i> Table<'t, 'i> {
     }
 
     /// A value as it stands in the file.
-    pub(crate) fn raw(&mut self, report: &Report, key: &'static str) -> Option<Placed<&'t DeValue<'i>>> {
+    pub(crate) fn raw(&mut self, report: &mut Report, key: &'static str) -> Option<Placed<&'t DeValue<'i>>> {
         self.asked.push(key);
         let (name, value) = self.entries.iter().find(|(name, _)| name.get_ref() == key)?;
         let place = Place { line: report.line(name.span().start), key: format!("{}{key}", self.prefix) };
+        report.given.push(place.clone());
         Some(Placed { value: value.get_ref(), place })
     }
 
