@@ -16,7 +16,8 @@ use crate::wire::json;
 use crate::wire::request::{Limits, Request, Strictness};
 use crate::wire::response::write_decision;
 
-/// Where an anchor may stand that should not be on the command line.
+/// Where an anchor may stand that should not be on the command line. For `ask` only: a deployment may have many members,
+/// and each has its anchor in the file.
 const ANCHOR_VARIABLE: &str = "SYNOD_ANCHOR";
 
 /// Answer one request with a member on this machine, without a server.
@@ -47,7 +48,10 @@ impl Ask {
     pub(super) fn run(self) -> Result<()> {
         let member = match &self.member {
             Some(path) => LocalMember::open(path, self.anchor.map_or_else(anchor_from_environment, |a| Ok(Some(a)))?)?,
-            None => LocalMember::demo()?,
+            None => {
+                eprintln!("no --member is given: a member with random weights answers, and its answers mean nothing");
+                LocalMember::demo()?
+            }
         };
         let response = answer(&member, &read_body(&self.request)?, self.strictness())?;
         writeln!(stdout(), "{response}").context("stdout")
