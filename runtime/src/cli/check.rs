@@ -7,9 +7,10 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, bail};
 use synod_config::{Deployment, Member};
 
-use super::{local, one_line};
-use crate::member::{Anchor, Digest, Package, Trust};
+use super::{one_line, without_effect};
+use crate::family::vela::Vela;
 use crate::model::qwen3_5::config::TensorSpec;
+use crate::supervisor;
 use crate::wire::request::Limits;
 
 /// Check a deployment file and the packages that it names, without loading weights.
@@ -29,7 +30,7 @@ const HEADER: [&str; 7] = ["member", "model", "profile", "devices", "parameters"
 impl Check {
     pub(super) fn run(self) -> Result<()> {
         let (deployment, warnings) = Deployment::load(&self.config)?;
-        for warning in warnings {
+        for warning in warnings.iter().map(ToString::to_string).chain(without_effect(&deployment, &self.config)) {
             eprintln!("{warning}");
         }
         let mut rows = vec![HEADER.map(str::to_owned)];
@@ -49,10 +50,10 @@ impl Check {
 
 /// Opens a member's package and reads its tokenizer and calibration; a row of the report.
 fn inspect(member: &Member) -> Result<[String; HEADER.len()]> {
-    let trust = member.anchor.map_or(Trust::Released, |anchor| Trust::Anchored(Anchor(Digest::from(anchor.0))));
-    let package = Package::open(&member.path, trust).with_context(|| member.path.display().to_string())?;
-    local::vela(&package, member.noul_calibration, Limits::default())
-        .with_context(|| member.path.display().to_string())?;
+    supervisor::check_served(member)?;
+    let path = || member.path.display().to_string();
+    let package = supervisor::open(member).with_context(path)?;
+    Vela::of_package(&package, member.noul_calibration, Limits::default()).with_context(path)?;
     let config = package.config();
     let broad = if package.has_broad_head() { config.broad_inventory() } else { Vec::new() };
     let parameters: usize = config.inventory().iter().chain(&broad).map(TensorSpec::elements).sum();

@@ -9,8 +9,7 @@ use anyhow::{Context, Result};
 use synod_config::Queue;
 use synod_kernels::cpu::CpuDevice;
 
-use crate::family::vela::layout::LayoutParameters;
-use crate::family::vela::{Vela, VelaError, VelaFiles};
+use crate::family::vela::Vela;
 use crate::family::{Family, Logits, Rendered, Tree};
 use crate::member::demo::Demo;
 use crate::member::{Anchor, Package, Progress, Trust};
@@ -49,7 +48,7 @@ impl LocalMember {
     }
 
     fn of(source: Source) -> Result<Self> {
-        let family = vela(source.package(), false, Limits::default())?;
+        let family = Vela::of_package(source.package(), false, Limits::default())?;
         Ok(Self { source, family })
     }
 
@@ -79,29 +78,6 @@ impl Source {
             Source::Demo(demo) => demo.package(),
         }
     }
-}
-
-/// The reading half of a Vela member. `noul_calibration` enables that calibration, which the package can do, too.
-///
-/// # Errors
-/// A tokenizer or calibration that cannot be read, or files that do not go together.
-pub fn vela(package: &Package, noul_calibration: bool, limits: Limits) -> Result<Vela, VelaError> {
-    let config = package.config();
-    let layout = LayoutParameters {
-        max_length: config.max_length,
-        hybrid_rmax: config.span_layout.hybrid_rmax,
-        window: config.span_layout.window,
-        stride: config.span_layout.stride,
-    };
-    Vela::new(VelaFiles {
-        tokenizer: package.tokenizer(),
-        calibration: package.calibration(),
-        layout,
-        vocab_size: config.backbone_config.vocab_size,
-        has_broad: package.has_broad_head(),
-        noul_calibration,
-        limits,
-    })
 }
 
 /// The logits of a request's plan.

@@ -10,9 +10,11 @@ pub mod progress;
 mod serve;
 mod synth;
 
+use std::path::Path;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use synod_config::Deployment;
 
 /// Serves System One decision models.
 #[derive(Parser)]
@@ -60,6 +62,24 @@ fn one_line(error: &anyhow::Error) -> String {
     parts.join(": ")
 }
 
+/// Keys of a deployment file that this build reads and does nothing with, whatever their value.
+const WITHOUT_EFFECT: [&str; 8] = [
+    "key.rate",
+    "key.weight",
+    "member.drift_every_s",
+    "member.gates",
+    "member.on_drift",
+    "member.prefix_cache_mib",
+    "member.replay",
+    "queue.batch_window_us",
+];
+
+/// A line for each key of the file that asks for something that this build does not do. Whoever wrote it should know.
+fn without_effect(deployment: &Deployment, file: &Path) -> Vec<String> {
+    let idle = deployment.given.iter().filter(|place| WITHOUT_EFFECT.contains(&place.key.as_str()));
+    idle.map(|place| format!("{}:{}: {}: has no effect in this build", file.display(), place.line, place.key)).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use anyhow::anyhow;
@@ -77,5 +97,20 @@ mod tests {
         check(anyhow!("a: not found"), "a: not found");
         check(anyhow!("not found").context("a: not found; look").context("read"), "read: a: not found; look");
         check(anyhow!("a: not found").context("a"), "a: not found");
+    }
+
+    #[test]
+    fn keys_without_effect_are_named_where_they_stand_also_with_their_defaults() {
+        let text = "[queue]\nbatch_window_us = 0\nmax_requests = 9\n[[member]]\nname = \"m\"\npath = \"m\"\n\
+                    devices = [\"cpu:*\"]\ngates = { logit = 1e-5 }\non_drift = \"quarantine\"\n";
+        let (deployment, _) = Deployment::from_toml_with(text, Path::new("x.toml"), |_| true).unwrap();
+        assert_eq!(
+            without_effect(&deployment, Path::new("x.toml")),
+            [
+                "x.toml:2: queue.batch_window_us: has no effect in this build",
+                "x.toml:8: member.gates: has no effect in this build",
+                "x.toml:9: member.on_drift: has no effect in this build",
+            ]
+        );
     }
 }

@@ -5,7 +5,6 @@
 //! finished within `drain_s`, and the process ends well. A second signal ends it at once.
 
 mod log;
-mod seats;
 
 use std::io::{Write, stdout};
 use std::net::SocketAddr;
@@ -23,11 +22,14 @@ use futures_util::future::{Either, select};
 use synod_config::Deployment;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
+use super::progress::Bar;
+use super::without_effect;
 use crate::admission::{self, Admission};
 use crate::http::{Bodies, Keys, Listening, ROUTES, Service, Surface, listen};
+use crate::member::Progress;
 use crate::member::demo::Demo;
 use crate::metrics::{Metrics, Reporter};
-use crate::supervisor::{self, Drain, Policy, Supervisor};
+use crate::supervisor::{self, Drain, Policy, Seating, Supervisor};
 use crate::wire::request::Limits;
 use log::LogFormat;
 
@@ -62,7 +64,7 @@ impl Serve {
         };
         if let Some(bind) = self.bind {
             deployment.server.bind = bind;
-            check_access(&deployment)?;
+            check_access(&deployment, self.demo)?;
         }
         if demo.is_some() {
             say("This is a demonstration: the member has random weights, and its answers mean nothing.");
@@ -73,7 +75,7 @@ impl Serve {
 
 fn load(file: &Path) -> Result<Deployment> {
     let (deployment, warnings) = Deployment::load(file)?;
-    for warning in warnings {
+    for warning in warnings.iter().map(ToString::to_string).chain(without_effect(&deployment, file)) {
         tracing::warn!("{warning}");
     }
     Ok(deployment)
@@ -93,22 +95,26 @@ fn demo_deployment(demo: &Demo) -> Result<Deployment> {
 }
 
 /// The deployment's own rule, for an address that it has not seen.
-fn check_access(deployment: &Deployment) -> Result<()> {
-    let server = &deployment.server;
-    if deployment.keys.is_empty() && !server.open && !server.bind.ip().is_loopback() {
-        bail!(
-            "--bind: expected a loopback address without keys, found {}; list a [[key]] or set server.open",
-            server.bind
-        );
+fn check_access(deployment: &Deployment, is_demo: bool) -> Result<()> {
+    let bind = deployment.server.bind;
+    match (deployment.server.admits_strangers(deployment.keys.is_empty()), is_demo) {
+        (false, _) => Ok(()),
+        (true, true) => bail!(
+            "--bind: expected a loopback address for a demonstration, found {bind}; to be reached from other machines, \
+             serve a deployment file with a [[key]]"
+        ),
+        (true, false) => bail!(
+            "--bind: expected a loopback address without keys, found {bind}; list a [[key]] or set server.open in the \
+             deployment file"
+        ),
     }
-    Ok(())
 }
 
 /// Starts everything, serves until told to stop, and drains.
 async fn serve(deployment: Deployment) -> Result<()> {
     let mut stop = Stop::listen()?;
     let metrics = Arc::new(Metrics::new());
-    let seats = seats::seats(&deployment, request_limits(&deployment.server.limits))?;
+    let seats = supervisor::seats(&deployment.members, seating(&deployment))?;
     let (supervisor, roster) = Supervisor::start_all(seats, executors(&deployment), Arc::clone(&metrics));
     let server = &deployment.server;
     let service = web::Data::new(Service {
@@ -143,6 +149,17 @@ async fn serve(deployment: Deployment) -> Result<()> {
     }
     tracing::info!("stopped");
     Ok(())
+}
+
+fn seating(deployment: &Deployment) -> Seating {
+    // Two bars at once would overwrite each other.
+    let executors: usize = deployment.members.iter().map(|member| member.placements.len()).sum();
+    let bar = || -> Box<dyn Progress> { Box::new(Bar::new("loading")) };
+    Seating {
+        limits: request_limits(&deployment.server.limits),
+        batch_tokens: deployment.queue.batch_tokens,
+        follower: if executors == 1 { Some(bar) } else { None },
+    }
 }
 
 fn executors(deployment: &Deployment) -> supervisor::Settings {

@@ -11,7 +11,9 @@ mod backoff;
 #[cfg(test)]
 pub(crate) mod fakes;
 mod roster;
+mod seats;
 
 pub use actor::{Drain, Placement, Seat, Settings, Supervisor};
 pub use backoff::Policy;
 pub use roster::{ExecutorState, Listing, Member, Replica, Roster};
+pub use seats::{SeatError, Seating, check_served, open, seats};

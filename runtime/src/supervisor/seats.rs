@@ -1,41 +1,76 @@
-//! From a deployment's members to what the supervisor starts.
+//! From a deployment's members to what the supervisor starts: what this build serves, and how it is loaded.
 //!
 //! A member's package is opened once, by whichever of its executors comes first, and its reading half is shared by
-//! all. After a load that failed it is opened anew: a file may have been put back.
+//! all. After a load that failed it is opened anew: a file may have been put back. What trying again cannot mend, a
+//! profile or device that this build does not serve or a core that this machine does not have, is an error at once.
 
 use std::error::Error;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use anyhow::{Result, bail};
-use synod_config::{Cores, Deployment, Member, Placement, Profile};
+use synod_config::{self as config, Cores, Profile};
+use synod_kernels::KernelError;
 use synod_kernels::cpu::CpuDevice;
 
-use crate::cli::local;
-use crate::cli::progress::Bar;
+use super::{Listing, Placement, Seat};
 use crate::executor::{Face, LoadProgress, Loaded};
-use crate::member::{Anchor, Digest, Package, Progress, Trust};
+use crate::family::vela::Vela;
+use crate::member::{Anchor, Digest, MemberError, Package, Progress, Trust};
 use crate::model::Model;
-use crate::supervisor::{self, Listing, Seat};
 use crate::wire::request::Limits;
 
 type LoadError = Box<dyn Error + Send + Sync>;
 
+/// What all members are seated with.
+#[derive(Clone, Copy, Debug)]
+pub struct Seating {
+    pub limits: Limits,
+    pub batch_tokens: usize,
+    /// Makes whoever follows each load beside the roster, such as a bar at a terminal.
+    pub follower: Option<fn() -> Box<dyn Progress>>,
+}
+
+/// Why a member cannot be seated, however often it is tried.
+#[derive(Debug, thiserror::Error)]
+pub enum SeatError {
+    /// No machine serves it with this build.
+    #[error(
+        "member {member}: expected profile fp32 on cpu devices, found {} on {placement}; this build serves no other",
+        .profile.name()
+    )]
+    Unserved { member: String, profile: Profile, placement: config::Placement },
+    /// This machine does not have the device.
+    #[error("member {member}: {placement}: {source}")]
+    Device { member: String, placement: config::Placement, source: KernelError },
+}
+
 /// A seat for every member.
 ///
 /// # Errors
-/// A placement or profile that this build does not serve.
-pub(super) fn seats(deployment: &Deployment, limits: Limits) -> Result<Vec<Seat>> {
-    for line in without_effect(deployment) {
-        tracing::warn!("{line}: has no effect in this version");
-    }
-    let executors: usize = deployment.members.iter().map(|member| member.placements.len()).sum();
-    let seat_of = |member| seat(member, limits, deployment.queue.batch_tokens, executors == 1);
-    deployment.members.iter().map(seat_of).collect()
+/// [`SeatError`], for the first member that this build or this machine does not serve.
+pub fn seats(members: &[config::Member], seating: Seating) -> Result<Vec<Seat>, SeatError> {
+    members.iter().map(|member| seat(member, seating)).collect()
 }
 
-fn seat(member: &Member, limits: Limits, batch_tokens: usize, shows_bar: bool) -> Result<Seat> {
-    let shared = Arc::new(Shared { member: member.clone(), opened: Mutex::default(), limits, batch_tokens, shows_bar });
-    let placements = member.placements.iter().map(|placement| place(&shared, placement)).collect::<Result<_>>()?;
+/// Whether this build serves a member where the deployment wants it, on a machine that has its devices.
+///
+/// # Errors
+/// [`SeatError::Unserved`].
+pub fn check_served(member: &config::Member) -> Result<(), SeatError> {
+    member.placements.iter().try_for_each(|placement| cores(member, placement).map(drop))
+}
+
+/// Opens a member's package: by its anchor, or as a released one.
+///
+/// # Errors
+/// As [`Package::open`].
+pub fn open(member: &config::Member) -> Result<Package, MemberError> {
+    let trust = member.anchor.map_or(Trust::Released, |anchor| Trust::Anchored(Anchor(Digest::from(anchor.0))));
+    Package::open(&member.path, trust)
+}
+
+fn seat(member: &config::Member, seating: Seating) -> Result<Seat, SeatError> {
+    let shared = Arc::new(Shared { member: member.clone(), seating, opened: Mutex::default() });
+    let placements = member.placements.iter().map(|placement| place(&shared, placement)).collect::<Result<_, _>>()?;
     let listing = Listing {
         name: member.name.clone(),
         aliases: member.aliases.clone(),
@@ -47,28 +82,39 @@ fn seat(member: &Member, limits: Limits, batch_tokens: usize, shows_bar: bool) -
     Ok(Seat { listing, placements })
 }
 
-fn place(shared: &Arc<Shared>, placement: &Placement) -> Result<supervisor::Placement> {
-    let member = &shared.member;
-    let (Placement::Cpu(cores), Profile::Fp32) = (placement, member.profile) else {
-        bail!(
-            "member {}: expected profile fp32 on cpu devices, found {} on {placement}; this build serves fp32 on cpu only",
-            member.name,
-            member.profile.name(),
-        );
-    };
-    let (shared, cores) = (Arc::clone(shared), cores.clone());
+fn place(shared: &Arc<Shared>, placement: &config::Placement) -> Result<Placement, SeatError> {
+    let cores = cores(&shared.member, placement)?.clone();
+    device(&cores).map_err(|source| SeatError::Device {
+        member: shared.member.name.clone(),
+        placement: placement.clone(),
+        source,
+    })?;
+    let shared = Arc::clone(shared);
     let factory = Box::new(move |progress: &LoadProgress| shared.load(&cores, progress));
-    Ok(supervisor::Placement { device: placement.to_string(), factory })
+    Ok(Placement { device: placement.to_string(), factory })
+}
+
+/// The cores of a placement that this build serves.
+fn cores<'a>(member: &config::Member, placement: &'a config::Placement) -> Result<&'a Cores, SeatError> {
+    match (placement, member.profile) {
+        (config::Placement::Cpu(cores), Profile::Fp32) => Ok(cores),
+        (_, profile) => Err(SeatError::Unserved { member: member.name.clone(), profile, placement: placement.clone() }),
+    }
+}
+
+fn device(cores: &Cores) -> Result<CpuDevice, KernelError> {
+    let cores = match cores {
+        Cores::All => CpuDevice::available_cores()?,
+        Cores::These(cores) => cores.clone().collect(),
+    };
+    CpuDevice::new(&cores)
 }
 
 /// What a member's executors have in common.
 struct Shared {
-    member: Member,
+    member: config::Member,
+    seating: Seating,
     opened: Mutex<Option<Arc<Opened>>>,
-    limits: Limits,
-    batch_tokens: usize,
-    /// Two bars at once would overwrite each other.
-    shows_bar: bool,
 }
 
 struct Opened {
@@ -79,12 +125,10 @@ struct Opened {
 impl Shared {
     fn load(&self, cores: &Cores, progress: &LoadProgress) -> Result<Loaded, LoadError> {
         let opened = self.open()?;
-        let progress = Shown { progress, bar: self.shows_bar.then(|| Bar::new("loading")) };
-        let loaded = load_model(&opened.package, cores, self.batch_tokens, &progress);
-        if loaded.is_err() {
-            *self.opened.lock().unwrap_or_else(PoisonError::into_inner) = None;
-        }
-        Ok(Loaded { forward: Box::new(loaded?), face: Arc::clone(&opened.face) })
+        let followed = Followed { progress, follower: self.seating.follower.map(|follower| follower()) };
+        let model = Model::load(device(cores)?, &opened.package, self.seating.batch_tokens, &followed)
+            .inspect_err(|_| self.forget())?;
+        Ok(Loaded { forward: Box::new(model), face: Arc::clone(&opened.face) })
     }
 
     /// The package, opened if it is not yet; executors that come meanwhile wait for it.
@@ -93,11 +137,9 @@ impl Shared {
         if let Some(opened) = &*slot {
             return Ok(Arc::clone(opened));
         }
-        let trust =
-            self.member.anchor.map_or(Trust::Released, |anchor| Trust::Anchored(Anchor(Digest::from(anchor.0))));
-        let package = Package::open(&self.member.path, trust)?;
+        let package = open(&self.member)?;
         let face = Face {
-            family: Arc::new(local::vela(&package, self.member.noul_calibration, self.limits)?),
+            family: Arc::new(Vela::of_package(&package, self.member.noul_calibration, self.seating.limits)?),
             family_name: "vela",
             model_name: package.model_name().to_owned(),
             digest: format!("sha256:{}", package.digest()),
@@ -106,54 +148,72 @@ impl Shared {
         *slot = Some(Arc::clone(&opened));
         Ok(opened)
     }
+
+    /// Has the next load open the package anew.
+    fn forget(&self) {
+        *self.opened.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
 }
 
-fn load_model(
-    package: &Package,
-    cores: &Cores,
-    batch_tokens: usize,
-    progress: &dyn Progress,
-) -> Result<Model<CpuDevice>, LoadError> {
-    let cores = match cores {
-        Cores::All => CpuDevice::available_cores()?,
-        Cores::These(cores) => cores.clone().collect(),
-    };
-    Ok(Model::load(CpuDevice::new(&cores)?, package, batch_tokens, progress)?)
-}
-
-/// A load's progress, for whoever asks over HTTP and for whoever sits at the terminal.
-struct Shown<'a> {
+/// A load's progress, for whoever asks over HTTP and for whoever else follows it.
+struct Followed<'a> {
     progress: &'a LoadProgress,
-    bar: Option<Bar>,
+    follower: Option<Box<dyn Progress>>,
 }
 
-impl Progress for Shown<'_> {
+impl Progress for Followed<'_> {
     fn start(&self, total_bytes: u64) {
         self.progress.start(total_bytes);
-        self.bar.iter().for_each(|bar| bar.start(total_bytes));
+        self.follower.iter().for_each(|follower| follower.start(total_bytes));
     }
 
     fn advance(&self, bytes: u64) {
         self.progress.advance(bytes);
-        self.bar.iter().for_each(|bar| bar.advance(bytes));
+        self.follower.iter().for_each(|follower| follower.advance(bytes));
     }
 }
 
-/// Keys of the file that ask for something that this version does not do yet. Whoever wrote them should know.
-fn without_effect(deployment: &Deployment) -> Vec<String> {
-    let mut lines = Vec::new();
-    for key in &deployment.keys {
-        if key.rate.is_some() {
-            lines.push(format!("key {}: rate", key.name));
-        }
-        if key.weight != 1 {
-            lines.push(format!("key {}: weight", key.name));
-        }
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use synod_config::Deployment;
+
+    use super::*;
+
+    fn member(lines: &str) -> config::Member {
+        let text = format!("[[member]]\nname = \"m\"\npath = \"m\"\n{lines}\n");
+        Deployment::from_toml_with(&text, Path::new("x.toml"), |_| true).unwrap().0.members.remove(0)
     }
-    if !deployment.queue.batch_window.is_zero() {
-        lines.push("queue: batch_window_us".to_owned());
+
+    fn seated(lines: &str) -> Result<usize, String> {
+        let seating = Seating { limits: Limits::default(), batch_tokens: 1, follower: None };
+        let seats = seats(&[member(lines)], seating).map_err(|error| error.to_string())?;
+        Ok(seats[0].placements.len())
     }
-    let replays = deployment.members.iter().filter(|member| member.replay.is_some());
-    lines.extend(replays.map(|member| format!("member {}: replay", member.name)));
-    lines
+
+    #[test]
+    fn what_this_build_does_not_serve_is_refused_by_the_check_and_the_start() {
+        let unserved = |found: &str| {
+            format!("member m: expected profile fp32 on cpu devices, found {found}; this build serves no other")
+        };
+        for (lines, found) in [
+            ("devices = [\"cuda:0\"]", "fp32 on cuda:0"),
+            ("devices = [\"cpu:*\"]\nprofile = \"bf16\"", "bf16 on cpu:*"),
+        ] {
+            assert_eq!(check_served(&member(lines)).unwrap_err().to_string(), unserved(found));
+            assert_eq!(seated(lines), Err(unserved(found)));
+        }
+        assert!(check_served(&member("devices = [\"cpu:*\"]")).is_ok());
+        assert_eq!(seated("devices = [\"cpu:*\"]"), Ok(1));
+    }
+
+    /// Loading it again and again would never serve it; another machine may.
+    #[test]
+    fn a_core_that_this_machine_does_not_have_is_refused_at_the_start() {
+        let lines = "devices = [\"cpu:4095\"]";
+        assert!(check_served(&member(lines)).is_ok());
+        let error = seated(lines).unwrap_err();
+        assert!(error.starts_with("member m: cpu:4095: ") && error.contains("core 4095"), "{error}");
+    }
 }

@@ -23,6 +23,7 @@ use self::questions::{Kind, Problem, Question, read_questions};
 use self::state::{Part, Role, State, StateProblem, read_state};
 use self::tokens::{Tokenizer, TokenizerError};
 use super::{Family, Plan, Rendered};
+use crate::member::Package;
 use crate::wire::json::Value;
 use crate::wire::request::{self, Limits, Strictness};
 use crate::wire::response::{Detail, Loc, Refusal};
@@ -102,6 +103,29 @@ impl Vela {
         tokenizer.check_vocabulary(files.vocab_size)?;
         let layouter = Layouter::new(&tokenizer, layout)?;
         Ok(Vela { tokenizer, layouter, calibration: Arc::new(calibration), has_broad, noul_calibration, limits })
+    }
+
+    /// Reads a package's files. `noul_calibration` enables that calibration, which the package can do, too.
+    ///
+    /// # Errors
+    /// As [`Vela::new`].
+    pub fn of_package(package: &Package, noul_calibration: bool, limits: Limits) -> Result<Self, VelaError> {
+        let config = package.config();
+        let layout = LayoutParameters {
+            max_length: config.max_length,
+            hybrid_rmax: config.span_layout.hybrid_rmax,
+            window: config.span_layout.window,
+            stride: config.span_layout.stride,
+        };
+        Vela::new(VelaFiles {
+            tokenizer: package.tokenizer(),
+            calibration: package.calibration(),
+            layout,
+            vocab_size: config.backbone_config.vocab_size,
+            has_broad: package.has_broad_head(),
+            noul_calibration,
+            limits,
+        })
     }
 
     /// [`Family::render`], with what is pending still open to view.
