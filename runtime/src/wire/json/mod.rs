@@ -13,7 +13,8 @@ use std::fmt;
 
 pub use reader::{parse, parse_text, parse_with_depth};
 
-/// The deepest nesting that is read: an object or array inside this many others is refused.
+/// The deepest nesting that is read: an object or array inside this many others is refused (READINGS 6). The oracle's code
+/// counts the members' depth instead, and so takes one container more if the innermost is empty.
 pub const MAX_DEPTH: usize = 128;
 /// The longest integer, in digits, that Python's `int()` reads by default.
 pub const MAX_INT_DIGITS: usize = 4_300;
