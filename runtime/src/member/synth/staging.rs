@@ -3,9 +3,10 @@
 //! Invariant: a staging folder that holds files is locked for as long as its run lives. So what a killed run has left
 //! can be told from what another run is writing, and the next run for the same place removes it.
 
-use std::fs::{self, DirEntry, File};
+use std::fs::{self, DirEntry, File, Permissions};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use tempfile::TempDir;
@@ -26,7 +27,9 @@ impl Staging {
         fs::create_dir_all(parent)?;
         let prefix = prefix(out);
         sweep(parent, &prefix);
-        let folder = tempfile::Builder::new().prefix(&prefix).tempdir_in(parent)?;
+        // It becomes the package: as open as any folder that its owner makes, which the umask decides.
+        let as_any_folder = Permissions::from_mode(0o777);
+        let folder = tempfile::Builder::new().prefix(&prefix).permissions(as_any_folder).tempdir_in(parent)?;
         let lock = File::open(folder.path())?;
         // Some network file systems lock no folders. There a sweep gets no lock either, and removes nothing.
         let _ = lock.lock();
@@ -105,6 +108,16 @@ mod tests {
         fs::write(folder.path().join(file), "x").unwrap();
         drop(lock);
         folder.keep()
+    }
+
+    #[test]
+    fn a_package_is_as_open_as_any_folder() {
+        let folder = tempfile::tempdir().unwrap();
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode();
+        let (out, any) = (folder.path().join("out"), folder.path().join("any"));
+        Staging::beside(&out).unwrap().move_to(&out).unwrap();
+        fs::create_dir(&any).unwrap();
+        assert_eq!(mode(&out), mode(&any));
     }
 
     #[test]
