@@ -55,7 +55,7 @@ pub(super) struct Serve {
 
 impl Serve {
     pub(super) fn run(self) -> Result<()> {
-        log::start(self.log_format);
+        let _log = log::start(self.log_format);
         let demo = self.demo.then(Demo::create).transpose()?;
         let mut deployment = match (&demo, &self.config) {
             (Some(demo), _) => demo_deployment(demo)?,
