@@ -1,8 +1,9 @@
 //! Counters and histograms for Prometheus, under the names of design.md.
 //!
-//! Every handle is an atomic that its user keeps: an executor resolves its own children once, when it is placed, so
-//! that nothing on the path of a request takes a lock that another executor takes. The [`Reporter`] actor owns the
-//! writing of a scrape, off the path of requests.
+//! An executor resolves its own children once, when it is placed: what it counts is an atomic of its own. Outcomes
+//! and phases are resolved once, too. Responses, questions and refusals are looked up by their label, under a lock
+//! that is held for the length of a lookup. The [`Reporter`] actor owns the writing of a scrape, off the path of
+//! requests.
 //!
 //! Labels are bounded by the deployment: members, devices, routes and codes of this program. A name that a client
 //! sent is never a label, nor is anything else of a request. Metrics whose subject does not exist yet (drift, prefix
@@ -119,7 +120,7 @@ pub struct ExecutorMetrics {
     pub batch_requests: Histogram,
     /// `synod_tokens_total{kind="computed"}`
     pub computed_tokens: IntCounter,
-    /// `synod_cancelled_total`: queued work that was dropped because its client had gone.
+    /// `synod_cancelled_total`: work, waiting or running, that was dropped because its client had gone.
     pub cancelled: IntCounter,
 }
 
@@ -152,12 +153,12 @@ impl Metrics {
         Metrics {
             requests: counters(&registry, "synod_requests_total", "Responses by route and status.", &["route", "code"]),
             outcomes: Outcome::ALL.map(|outcome| outcomes.with_label_values(&[outcome.name()])),
-            questions: counters(&registry, "synod_questions_total", "Questions laid out, by type.", &["kind"]),
+            questions: counters(&registry, "synod_questions_total", "Questions admitted, by type.", &["kind"]),
             rejected: counters(&registry, "synod_rejected_total", "Decision requests refused, by code.", &["reason"]),
             cancelled: counters(
                 &registry,
                 "synod_cancelled_total",
-                "Queued requests dropped because the client had gone.",
+                "Requests dropped from a queue or a batch because the client had gone.",
                 &place,
             ),
             tokens: counters(
@@ -168,7 +169,7 @@ impl Metrics {
             ),
             batch_tokens: register(
                 &registry,
-                HistogramVec::new(histogram("synod_batch_tokens", "Tokens per batch.", TOKENS), &place),
+                HistogramVec::new(histogram("synod_batch_tokens", "Tokens computed per batch.", TOKENS), &place),
             ),
             batch_requests: register(
                 &registry,
