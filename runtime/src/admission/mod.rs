@@ -1,13 +1,18 @@
 //! Admission: reading, rendering, queueing and finishing, off the event loop.
 //!
-//! [`Admission::decide`] takes a body to its answer: a [`Permit`] first (bounds live there, and nowhere else), then
-//! the readers' threads decompress, read, route and render; the least loaded executor computes; the readers' threads
-//! finish and write. Dropping the future withdraws the request wherever it is.
+//! [`Admission::decide`] takes a body to its answer: a [`Ticket`] first (bounds live there, and nowhere else), then a
+//! reader's thread decompresses, reads, routes and renders; the least loaded executor computes; a finisher's thread
+//! turns logits into answers and writes them. Dropping the future withdraws the request wherever it is.
 //!
-//! Invariant: whatever way a request ends, its permit ends with it. Absent on purpose: statuses and headers (`http`
+//! Readers work in two lanes. Long bodies, and compressed ones, whose length nobody knows yet, have their own threads,
+//! so that however many of them come, short ones are read beside them.
+//!
+//! Invariant: a request's ticket moves with its work and ends with it, not with whoever waited. Queues that have no
+//! bound of their own (the arbiters', the executors') are bounded by the tickets of what lies in them. Absent on purpose: statuses and headers (`http`
 //! holds that table), token ids, devices.
 
 mod decompress;
+mod held;
 mod permit;
 mod reader;
 
@@ -15,16 +20,18 @@ mod reader;
 pub(crate) use decompress::tests as test_bodies;
 
 use std::future::Future;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use actix::{Addr, SyncArbiter};
+use actix::{Actor, Addr, SyncArbiter, SyncContext};
 use bytes::Bytes;
+use futures_util::future::{Either, select};
 use tokio::sync::watch;
 use tokio::time::timeout_at;
 
 use crate::executor::{Computed, Failure};
-use crate::family::Plan;
+use crate::family::{Plan, Rendered};
 use crate::metrics::{Metrics, Phase};
 use crate::supervisor::Roster;
 use crate::wire::json::JsonError;
@@ -32,14 +39,22 @@ use crate::wire::request::{Limits, Strictness};
 use crate::wire::response::{Detail, Refusal};
 
 pub use decompress::Encoding;
-pub use permit::{Gate, Permit, QueueFull};
-use reader::{Finish, Prepared, Read, Reader};
+pub use held::{Held, HeldBytes};
+pub use permit::{Gate, Permit, QueueFull, Ticket};
+use reader::{Finish, Finisher, Prepared, Read, Reader};
+
+/// The longest body, as it was sent, that is read beside the short ones.
+const SHORT_BODY_BYTES: usize = 64 << 10;
 
 /// The way of a request from its body to its answer.
 #[derive(Clone)]
 pub struct Admission {
-    readers: Addr<Reader>,
+    short: Addr<Reader>,
+    long: Addr<Reader>,
+    finishers: Addr<Finisher>,
     gate: Arc<Gate>,
+    /// Set when requests under way are given up.
+    ended: Arc<watch::Sender<bool>>,
     roster: watch::Receiver<Arc<Roster>>,
     metrics: Arc<Metrics>,
     request_timeout: Duration,
@@ -48,7 +63,7 @@ pub struct Admission {
 /// What admission is set up with.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
-    /// Threads that read, render and finish.
+    /// Threads that read and render short requests, and that finish requests; long ones are read by one fewer.
     pub threads: usize,
     /// The longest body, after decompression.
     pub max_body_bytes: usize,
@@ -56,7 +71,7 @@ pub struct Settings {
     pub limits: Limits,
     /// Requests between reading and answer.
     pub max_requests: usize,
-    /// Tokens that these may compute together.
+    /// Tokens that these may compute together, and the most that one of them may.
     pub max_tokens: usize,
     /// The longest that a request may take; its own `deadline_ms` can only be shorter.
     pub request_timeout: Duration,
@@ -75,10 +90,12 @@ pub struct Call {
 }
 
 /// An answered request.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Debug)]
 pub struct Answered {
     /// The response's JSON.
     pub body: String,
+    /// Its share of what is held, until it is written.
+    pub held: Held,
     /// How long it spent in each phase, in the order of [`Phase::ALL`].
     pub phases: [Duration; Phase::ALL.len()],
 }
@@ -98,7 +115,7 @@ pub enum Refused {
     /// One entry per problem.
     #[error("the request is invalid")]
     Invalid(Vec<Detail>),
-    /// The questions alone do not fit the member's input.
+    /// The questions alone do not fit the member's input, or the request is more work than the deployment takes.
     #[error("{message}")]
     TooLong { message: String },
     /// No member has the name.
@@ -134,15 +151,18 @@ impl From<Refusal> for Refused {
 }
 
 impl Admission {
-    /// Starts the readers' threads.
+    /// Starts the readers' and finishers' threads.
     pub fn start(settings: Settings, roster: watch::Receiver<Arc<Roster>>, metrics: Arc<Metrics>) -> Self {
         let gate = Gate::new(settings.max_requests, settings.max_tokens, metrics.inflight.clone());
-        let (readers_roster, readers_metrics) = (roster.clone(), Arc::clone(&metrics));
-        let name = || std::thread::Builder::new().name("admission".into());
-        let readers = SyncArbiter::start_with_thread_builder(settings.threads, name, move || {
-            Reader::new(settings, readers_roster.clone(), Arc::clone(&readers_metrics))
-        });
-        Admission { readers, gate, roster, metrics, request_timeout: settings.request_timeout }
+        let reader = |threads: usize| {
+            let (roster, metrics) = (roster.clone(), Arc::clone(&metrics));
+            start_threads("reader", threads, move || Reader::new(settings, roster.clone(), Arc::clone(&metrics)))
+        };
+        let (short, long) = (reader(settings.threads), reader(settings.threads.saturating_sub(1).max(1)));
+        let finishers = start_threads("finisher", settings.threads, || Finisher);
+        let ended = Arc::new(watch::Sender::new(false));
+        let request_timeout = settings.request_timeout;
+        Admission { short, long, finishers, gate, ended, roster, metrics, request_timeout }
     }
 
     /// The bounds of what is under way.
@@ -150,46 +170,72 @@ impl Admission {
         &self.gate
     }
 
-    /// Answers a request.
+    /// Answers every request under way that the server is shutting down: there is no more time for them.
+    pub fn end(&self) {
+        self.ended.send_replace(true);
+    }
+
+    /// Answers a request, whose body has the share `held` of what is held.
     ///
     /// # Errors
     /// Every [`Refused`].
-    pub async fn decide(&self, call: Call) -> Result<Answered, Refused> {
-        if self.roster.borrow().draining {
-            return Err(Refused::Draining);
+    pub async fn decide(&self, call: Call, held: Held) -> Result<Answered, Refused> {
+        let mut ended = self.ended.subscribe();
+        match select(pin!(self.answer(call, held)), pin!(ended.wait_for(|ended| *ended))).await {
+            Either::Left((answer, _)) => answer,
+            Either::Right(_) => Err(Refused::Draining),
         }
-        let mut permit = self.gate.enter()?;
+    }
+
+    async fn answer(&self, call: Call, held: Held) -> Result<Answered, Refused> {
+        let ticket = Ticket { permit: self.enter()?, held };
         let limit = call.received + self.request_timeout;
-        let Prepared { model, rendered, deadline, parse, render } =
-            within(limit, self.readers.send(Read { call, limit })).await?.map_err(|_| stopped())??;
-        permit.charge(rendered.plan.tokens())?;
-        let computed = within(deadline, self.compute(&model, rendered.plan, deadline)).await??;
-        let finish = Finish { model, pending: rendered.pending, logits: computed.logits };
-        let finished = within(deadline, self.readers.send(finish)).await?.map_err(|_| stopped())??;
-        let phases = [parse, render, computed.queue, computed.forward, finished.time];
+        let is_short = call.encoding == Encoding::Identity && call.body.len() <= SHORT_BODY_BYTES;
+        let lane = if is_short { &self.short } else { &self.long };
+        let Prepared { model, rendered: Rendered { plan, pending }, ticket, deadline, parse, render } =
+            within(limit, lane.send(Read { call, ticket, limit })).await?.map_err(|_| stopped())??;
+        let Computed { logits, ticket, queue, forward } =
+            within(deadline, self.compute(&model, plan, ticket, deadline)).await??;
+        let finish = Finish { model, pending, logits, ticket };
+        let finished = within(deadline, self.finishers.send(finish)).await?.map_err(|_| stopped())??;
+        let phases = [parse, render, queue, forward, finished.time];
         for (phase, time) in Phase::ALL.into_iter().zip(phases) {
             self.metrics.phase(phase, time);
         }
-        Ok(Answered { body: finished.body, phases })
+        Ok(Answered { body: finished.body, held: finished.held, phases })
+    }
+
+    /// A place for a request. While a drain waits for every place, there is none: that is no full queue.
+    fn enter(&self) -> Result<Permit, Refused> {
+        let is_draining = || self.roster.borrow().draining;
+        if is_draining() {
+            return Err(Refused::Draining);
+        }
+        self.gate.enter().map_err(|full| if is_draining() { Refused::Draining } else { full.into() })
     }
 
     /// Has the least loaded ready executor of `model` compute `plan`.
-    async fn compute(&self, model: &str, plan: Plan, deadline: Instant) -> Result<Computed, Refused> {
+    async fn compute(&self, model: &str, plan: Plan, ticket: Ticket, deadline: Instant) -> Result<Computed, Refused> {
         if plan.trees.is_empty() {
-            return Ok(Computed { logits: Vec::new(), queue: Duration::ZERO, forward: Duration::ZERO });
+            return Ok(Computed { logits: Vec::new(), ticket, queue: Duration::ZERO, forward: Duration::ZERO });
         }
         let roster = Arc::clone(&self.roster.borrow());
         let member = roster.member(model).ok_or_else(stopped)?;
         let replica = member.least_loaded().ok_or_else(|| not_ready(member))?;
-        let reply = replica.handle.submit(plan, deadline).map_err(|_| QueueFull::Requests)?;
-        match reply.await {
-            Ok(Ok(computed)) => Ok(computed),
-            Ok(Err(Failure::Inference { reason })) => Err(Refused::Internal { reason }),
-            Ok(Err(Failure::Deadline)) => Err(Refused::Deadline),
-            Ok(Err(Failure::Down)) => Err(not_ready(member)),
-            Err(_) => Err(stopped()),
-        }
+        replica.handle.submit(plan, ticket, deadline).await.map_err(|failure| match failure {
+            Failure::Inference { reason } => Refused::Internal { reason },
+            Failure::Deadline => Refused::Deadline,
+            Failure::Down => not_ready(member),
+        })
     }
+}
+
+/// Starts actors that share one queue, each on a thread of its own.
+fn start_threads<A>(name: &'static str, threads: usize, make: impl Fn() -> A + Send + Sync + 'static) -> Addr<A>
+where
+    A: Actor<Context = SyncContext<A>> + Send,
+{
+    SyncArbiter::start_with_thread_builder(threads, move || std::thread::Builder::new().name(name.into()), make)
 }
 
 /// Awaits `work` until `deadline`.

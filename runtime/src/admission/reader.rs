@@ -1,4 +1,7 @@
-//! The readers: the two halves of a request that cost processor time, on threads of their own.
+//! The two halves of a request that cost processor time, on threads of their own: readers and finishers.
+//!
+//! A message owns its request's [`Ticket`], and so does its reply. One whose sender has left is skipped when its turn
+//! comes; until then it lies in the arbiter's queue, and stays counted.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -7,26 +10,30 @@ use std::time::{Duration, Instant};
 use actix::{Actor, Handler, Message, SyncContext};
 use tokio::sync::watch;
 
-use super::{Call, Refused, Settings, not_ready};
+use super::{Call, Held, Permit, Refused, Settings, Ticket, not_ready};
 use crate::family::{Logits, Pending, Rendered};
 use crate::metrics::Metrics;
 use crate::supervisor::{Member, Roster};
 use crate::wire::json;
-use crate::wire::request::{Question, Request};
+use crate::wire::request::Request;
 use crate::wire::response::{Detail, Loc, Refusal, write_decision};
 
-/// Reads and finishes requests. Holds nothing of one between two messages.
+/// Reads requests. Holds nothing of one between two messages.
 pub(super) struct Reader {
     settings: Settings,
     roster: watch::Receiver<Arc<Roster>>,
     metrics: Arc<Metrics>,
 }
 
+/// Finishes requests. Apart from the readers, so that no answer waits for anybody's body to be read.
+pub(super) struct Finisher;
+
 /// Asks for a request's plan.
 #[derive(Message)]
 #[rtype(result = "Result<Prepared, Refused>")]
 pub(super) struct Read {
     pub(super) call: Call,
+    pub(super) ticket: Ticket,
     /// When the server's own time for it is over.
     pub(super) limit: Instant,
 }
@@ -36,6 +43,7 @@ pub(super) struct Prepared {
     /// The served name of the member that answers.
     pub(super) model: String,
     pub(super) rendered: Rendered,
+    pub(super) ticket: Ticket,
     pub(super) deadline: Instant,
     pub(super) parse: Duration,
     pub(super) render: Duration,
@@ -48,11 +56,14 @@ pub(super) struct Finish {
     pub(super) model: String,
     pub(super) pending: Box<dyn Pending>,
     pub(super) logits: Vec<Vec<Logits>>,
+    pub(super) ticket: Ticket,
 }
 
 /// A response's text.
 pub(super) struct Finished {
     pub(super) body: String,
+    /// The response's bytes; the request has left its place already.
+    pub(super) held: Held,
     pub(super) time: Duration,
 }
 
@@ -61,9 +72,10 @@ impl Reader {
         Reader { settings, roster, metrics }
     }
 
-    fn read(&self, Read { call, limit }: Read) -> Result<Prepared, Refused> {
+    fn read(&self, Read { call, mut ticket, limit }: Read) -> Result<Prepared, Refused> {
         let started = Instant::now();
         let body = call.encoding.decode(&call.body, self.settings.max_body_bytes)?;
+        ticket.held.grow_to(body.len())?;
         let value = json::parse_with_depth(&body, self.settings.max_depth)?;
         let request = Request::read(value, &self.settings.limits)
             .map_err(|problem| Refused::Invalid(problem.into_details(|request| self.refusal(request, &call))))?;
@@ -76,12 +88,14 @@ impl Reader {
         let member = route(&roster, request.model.as_deref(), call.allowed.as_deref())?;
         let face = member.face.as_ref().filter(|_| member.is_ready()).ok_or_else(|| not_ready(member))?;
         let rendered = face.family.render(&request.state, &request.questions, call.strictness)?;
+        self.charge(&mut ticket.permit, rendered.plan.tokens())?;
         for (_, question) in &request.questions {
-            self.metrics.question(kind(question, face.family.question_types()));
+            self.metrics.question(face.family.question_kind(question).unwrap_or("other"));
         }
         Ok(Prepared {
             model: member.listing.name.clone(),
             rendered,
+            ticket,
             deadline,
             parse: parsed - started,
             render: parsed.elapsed(),
@@ -97,11 +111,24 @@ impl Reader {
         face.family.render(&request.state, &request.questions, call.strictness).err()
     }
 
-    fn finish(Finish { model, pending, logits }: Finish) -> Result<Finished, Refused> {
+    /// Counts what a request will compute. What could never fit is told so, and not to try again.
+    fn charge(&self, permit: &mut Permit, tokens: usize) -> Result<(), Refused> {
+        let max = self.settings.max_tokens;
+        if tokens > max {
+            let message = format!("the request is {tokens} tokens of work; at most {max} are taken here: ask for less");
+            return Err(Refused::TooLong { message });
+        }
+        Ok(permit.charge(tokens)?)
+    }
+}
+
+impl Finisher {
+    fn finish(Finish { model, pending, logits, mut ticket }: Finish) -> Result<Finished, Refused> {
         let started = Instant::now();
         let decision = pending.finish(&logits)?;
         let body = write_decision(&model, &decision);
-        Ok(Finished { body, time: started.elapsed() })
+        ticket.held.becomes(body.len());
+        Ok(Finished { body, held: ticket.held, time: started.elapsed() })
     }
 }
 
@@ -117,16 +144,20 @@ impl Handler<Read> for Reader {
     }
 }
 
-impl Handler<Finish> for Reader {
+impl Actor for Finisher {
+    type Context = SyncContext<Self>;
+}
+
+impl Handler<Finish> for Finisher {
     type Result = Result<Finished, Refused>;
 
     fn handle(&mut self, finish: Finish, _: &mut Self::Context) -> Self::Result {
-        contained(|| Reader::finish(finish))
+        contained(|| Finisher::finish(finish))
     }
 }
 
-/// A panic must not cost the reader its thread, which `SyncArbiter` would not replace. A reader holds no state that
-/// it could leave half changed. The payload may hold text of the request and is dropped unread.
+/// A panic must not cost an actor its thread, which `SyncArbiter` would not replace. Neither actor holds state that it
+/// could leave half changed. The payload may hold text of the request and is dropped unread.
 fn contained<T>(work: impl FnOnce() -> Result<T, Refused>) -> Result<T, Refused> {
     catch_unwind(AssertUnwindSafe(work))
         .unwrap_or_else(|_| Err(Refused::Internal { reason: "reading or finishing panicked".into() }))
@@ -154,12 +185,6 @@ fn missing_model() -> Refused {
     Refused::Invalid(vec![Detail { loc, msg: "is required: this deployment has no default".into(), code: "missing" }])
 }
 
-/// The label that a question is counted under: a name of the family's, or `other`. Never the client's text.
-fn kind(question: &Question, known: &[&'static str]) -> &'static str {
-    let sent = question.as_object().and_then(|question| question.get("type")?.as_str());
-    known.iter().copied().find(|name| sent == Some(name)).unwrap_or("other")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -172,14 +197,5 @@ mod tests {
         assert_eq!(deadline(received, limit, Some(1500)), received + Duration::from_millis(1500));
         assert_eq!(deadline(received, limit, Some(60_001)), limit);
         assert_eq!(deadline(received, limit, Some(u64::MAX)), limit);
-    }
-
-    #[test]
-    fn kinds_are_the_familys_names_only() {
-        let kind = |text: &str| kind(&json::parse_text(text).unwrap(), &["choice", "noul"]);
-        assert_eq!(kind(r#"{"type": "noul"}"#), "noul");
-        assert_eq!(kind(r#"{"type": "my secret"}"#), "other");
-        assert_eq!(kind(r#"{"preset": "pii"}"#), "other");
-        assert_eq!(kind("[]"), "other");
     }
 }

@@ -165,7 +165,6 @@ fn seating(deployment: &Deployment) -> Seating {
 fn executors(deployment: &Deployment) -> supervisor::Settings {
     supervisor::Settings {
         default_model: deployment.server.default_model.clone(),
-        max_requests: deployment.queue.max_requests,
         batch_tokens: deployment.queue.batch_tokens,
         backoff: Policy::default(),
     }
@@ -210,8 +209,9 @@ async fn drain(supervisor: &Addr<Supervisor>, service: &Service, deployment: &De
     match select(Box::pin(idle), Box::pin(stop.recv())).await {
         Either::Left((Ok(()), _)) => {}
         Either::Left((Err(_), _)) => tracing::warn!("requests were still under way when drain_s was over"),
-        Either::Right(((), _)) => tracing::warn!("told a second time: requests under way are dropped"),
+        Either::Right(((), _)) => tracing::warn!("told a second time: requests under way are refused"),
     }
+    service.admission.end();
 }
 
 /// The signals that end the process.

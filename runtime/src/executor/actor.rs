@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use actix::{Actor, AsyncContext, Context, Handler, Message, Recipient};
 
-use super::batch::{Batch, Fate, fate};
+use super::batch::Batch;
 use super::health::Strikes;
 use super::{Computed, Face, Factory, Failure, Job, LoadProgress, Loaded, Queue};
 use crate::family::{Logits, Tree};
@@ -56,8 +56,6 @@ pub struct Executor {
     supervisor: Recipient<Report>,
     /// Absent until built, and from a fault to the next build.
     forward: Option<Box<dyn Forward>>,
-    /// The first job of the next batch: taken from the queue when the last batch had no room for it.
-    held: Option<Job>,
     strikes: Strikes,
 }
 
@@ -70,48 +68,26 @@ impl Executor {
         batch_tokens: usize,
         supervisor: Recipient<Report>,
     ) -> Self {
-        Executor {
-            placement,
-            factory,
-            queue,
-            batch_tokens,
-            supervisor,
-            forward: None,
-            held: None,
-            strikes: Strikes::default(),
-        }
+        Executor { placement, factory, queue, batch_tokens, supervisor, forward: None, strikes: Strikes::default() }
     }
 
     fn report(&self, event: Event) {
         self.supervisor.do_send(Report { placement: self.placement, event });
     }
 
-    fn next_job(&mut self) -> Option<Job> {
-        self.held.take().or_else(|| self.queue.jobs.try_recv().ok())
-    }
-
-    fn has_work(&self) -> bool {
-        self.held.is_some() || !self.queue.jobs.is_empty()
-    }
-
     /// Whole requests, oldest first, up to `batch_tokens`. What nobody waits for is dropped here, before it costs
     /// the device anything.
-    fn next_batch(&mut self) -> Batch {
+    fn next_batch(&self) -> Batch {
         let now = Instant::now();
         let mut batch = Batch::default();
-        while let Some(job) = self.next_job() {
-            match fate(job.reply.is_closed(), job.deadline, now) {
-                Fate::Cancelled => self.queue.metrics().cancelled.inc(),
-                Fate::Expired => job.answer(Err(Failure::Deadline)),
-                Fate::Run => {
-                    if let Err(job) = batch.offer(job, self.batch_tokens) {
-                        self.held = Some(job);
-                        break;
-                    }
-                }
+        let joins = |batch: &Batch, job: &Job| !job.is_wanted(now) || batch.has_room(job, self.batch_tokens);
+        while let Some(job) = self.queue.next_if(|job| joins(&batch, job)) {
+            if job.is_wanted(now) {
+                batch.push(job);
+            } else {
+                job.refuse(Failure::Deadline);
             }
         }
-        batch.jobs.iter_mut().for_each(|job| job.load.leave_queue());
         batch
     }
 
@@ -139,18 +115,11 @@ impl Executor {
                 self.strikes.failed().then(|| Event::Failing { reason: fault.to_string() })
             }
             Err(Fault::Abandoned(_)) => {
-                batch.jobs.into_iter().for_each(|job| self.dismiss(job));
+                // Whoever is not late has left, and does not read it.
+                refuse_all(batch.jobs, &Failure::Deadline);
                 None
             }
             Err(Fault::Error(_)) => self.run_one_by_one(forward, batch),
-        }
-    }
-
-    /// Ends a job that nobody waits for any more.
-    fn dismiss(&self, job: Job) {
-        match fate(job.reply.is_closed(), job.deadline, Instant::now()) {
-            Fate::Cancelled => self.queue.metrics().cancelled.inc(),
-            Fate::Expired | Fate::Run => job.answer(Err(Failure::Deadline)),
         }
     }
 
@@ -166,20 +135,13 @@ impl Executor {
         }
         None
     }
-
-    /// Answers everything that waits: there is no executor to wait for.
-    fn refuse_queue(&mut self) {
-        while let Some(job) = self.next_job() {
-            job.answer(Err(Failure::Down));
-        }
-    }
 }
 
 impl Actor for Executor {
     type Context = Context<Self>;
 
     fn stopped(&mut self, _: &mut Self::Context) {
-        self.refuse_queue();
+        self.queue.refuse_all();
     }
 }
 
@@ -188,7 +150,7 @@ impl Handler<Build> for Executor {
 
     fn handle(&mut self, build: Build, ctx: &mut Self::Context) {
         // What the last one held is given back first: two members may not fit.
-        self.forward = None;
+        discard(self.forward.take());
         self.strikes = Strikes::default();
         let built = catch_unwind(AssertUnwindSafe(|| (self.factory)(&build.progress)));
         match built {
@@ -198,11 +160,11 @@ impl Handler<Build> for Executor {
                 ctx.notify(Wake);
             }
             Ok(Err(error)) => {
-                self.refuse_queue();
+                self.queue.refuse_all();
                 self.report(Event::BuildFailed { reason: error.to_string() });
             }
             Err(_) => {
-                self.refuse_queue();
+                self.queue.refuse_all();
                 self.report(Event::BuildFailed { reason: "the loader panicked".into() });
             }
         }
@@ -219,10 +181,11 @@ impl Handler<Wake> for Executor {
         let batch = self.next_batch();
         let event = if batch.jobs.is_empty() { None } else { self.run(forward.as_mut(), batch) };
         if let Some(event) = event {
+            discard(Some(forward));
             return self.report(event);
         }
         self.forward = Some(forward);
-        if self.has_work() {
+        if !self.queue.is_empty() {
             ctx.notify(Wake);
         }
     }
@@ -231,10 +194,30 @@ impl Handler<Wake> for Executor {
 impl Job {
     /// Sends the job's only reply; a submitter that left does not read it. The job is un-counted first: who has an
     /// answer is under way no longer.
-    fn answer(self, reply: Result<Computed, Failure>) {
-        drop(self.load);
-        let _ = self.reply.send(reply);
+    fn answer(self, logits: Vec<Vec<Logits>>, started: Instant, forward: Duration) {
+        let Job { ticket, submitted, reply, load, .. } = self;
+        drop(load);
+        let queue = started.saturating_duration_since(submitted);
+        let _ = reply.send(Ok(Computed { logits, ticket, queue, forward }));
     }
+
+    /// As [`answer`](Self::answer); what the request occupied is given back first, too.
+    pub(super) fn refuse(self, failure: Failure) {
+        let Job { ticket, reply, load, .. } = self;
+        drop((load, ticket));
+        let _ = reply.send(Err(failure));
+    }
+}
+
+/// Whether anybody still waits for any of `jobs`.
+fn is_wanted(jobs: &[Job]) -> bool {
+    let now = Instant::now();
+    jobs.iter().any(|job| job.is_wanted(now))
+}
+
+/// Drops a forward that is not used again. A device that failed may fail at this, too: it must not cost the thread.
+fn discard(forward: Option<Box<dyn Forward>>) {
+    let _ = catch_unwind(AssertUnwindSafe(|| drop(forward)));
 }
 
 /// Why a forward gave nothing.
@@ -259,7 +242,7 @@ impl Fault {
 /// one, so nothing sees what it left half done. Its payload is dropped unread.
 fn guarded_forward(forward: &mut dyn Forward, jobs: &[Job]) -> Result<Vec<Vec<Logits>>, Fault> {
     let trees: Vec<&Tree> = jobs.iter().flat_map(|job| &job.plan.trees).collect();
-    let logits = catch_unwind(AssertUnwindSafe(|| forward.forward(&trees, &|| Batch::is_wanted(jobs))))
+    let logits = catch_unwind(AssertUnwindSafe(|| forward.forward(&trees, &|| is_wanted(jobs))))
         .map_err(|_| Fault::Panic)?
         .map_err(|error| match error {
             ModelError::Abandoned => Fault::Abandoned(error),
@@ -274,13 +257,12 @@ fn answer_all(jobs: Vec<Job>, logits: Vec<Vec<Logits>>, started: Instant, forwar
     let mut logits = logits.into_iter();
     for job in jobs {
         let logits = logits.by_ref().take(job.plan.trees.len()).collect();
-        let queue = started.saturating_duration_since(job.submitted);
-        job.answer(Ok(Computed { logits, queue, forward }));
+        job.answer(logits, started, forward);
     }
 }
 
 fn refuse_all(jobs: impl IntoIterator<Item = Job>, failure: &Failure) {
     for job in jobs {
-        job.answer(Err(failure.clone()));
+        job.refuse(failure.clone());
     }
 }

@@ -1,28 +1,8 @@
-//! Forming batches: which of the waiting jobs run together, and which never run.
+//! Forming batches: which of the waiting jobs run together, and which are wanted at all.
 
 use std::time::Instant;
 
 use super::Job;
-
-/// What becomes of a job when a batch is formed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Fate {
-    Run,
-    /// Whoever submitted it no longer waits.
-    Cancelled,
-    /// Its deadline passed.
-    Expired,
-}
-
-/// Whoever waited gives up at the deadline, so a job past it is expired whether or not somebody still waits: only a
-/// client that left before is counted as gone.
-pub(super) fn fate(gone: bool, deadline: Instant, now: Instant) -> Fate {
-    match (now >= deadline, gone) {
-        (true, _) => Fate::Expired,
-        (false, true) => Fate::Cancelled,
-        (false, false) => Fate::Run,
-    }
-}
 
 /// Whether a job of `tokens` joins a batch that has `taken` tokens of `jobs` jobs. The first one always does, however
 /// large it is: it would never run otherwise.
@@ -38,38 +18,28 @@ pub(super) struct Batch {
 }
 
 impl Batch {
-    /// Whether anybody still waits for any of it.
-    pub(super) fn is_wanted(jobs: &[Job]) -> bool {
-        let now = Instant::now();
-        jobs.iter().any(|job| fate(job.reply.is_closed(), job.deadline, now) == Fate::Run)
+    /// Whether `job` belongs to this batch, not to the next.
+    pub(super) fn has_room(&self, job: &Job, batch_tokens: usize) -> bool {
+        joins(self.jobs.len(), self.tokens, job.tokens, batch_tokens)
     }
 
-    /// Takes `job`, or gives it back when it belongs to the next batch.
-    pub(super) fn offer(&mut self, job: Job, batch_tokens: usize) -> Result<(), Job> {
-        if !joins(self.jobs.len(), self.tokens, job.tokens, batch_tokens) {
-            return Err(job);
-        }
+    pub(super) fn push(&mut self, mut job: Job) {
+        job.load.leave_queue();
         self.tokens += job.tokens;
         self.jobs.push(job);
-        Ok(())
+    }
+}
+
+impl Job {
+    /// Whether somebody still waits for it at `now`.
+    pub(super) fn is_wanted(&self, now: Instant) -> bool {
+        now < self.deadline && !self.reply.is_closed()
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
-
-    #[test]
-    fn a_job_runs_only_for_someone_who_waits_in_time() {
-        let now = Instant::now();
-        let later = now + Duration::from_millis(1);
-        assert_eq!(fate(false, later, now), Fate::Run);
-        assert_eq!(fate(false, now, now), Fate::Expired);
-        assert_eq!(fate(true, later, now), Fate::Cancelled);
-        assert_eq!(fate(true, now, later), Fate::Expired);
-    }
 
     #[test]
     fn a_batch_is_filled_to_its_tokens_and_never_empty() {

@@ -1,11 +1,11 @@
 //! Executors: one device and one loaded member each, on a thread of its own.
 //!
-//! An [`Executor`] runs the device and nothing else: it takes whole requests from its bounded queue, forms a batch,
-//! runs the forward and sends raw logits back. Whoever has a [`Handle`] may submit work; the reply is dropped unread,
-//! and the work never run, when the submitter is gone.
+//! An [`Executor`] runs the device and nothing else: it takes whole requests from its queue, forms a batch, runs the
+//! forward and sends raw logits back. Whoever has a [`Handle`] and a [`Ticket`] may submit work; it is withdrawn,
+//! waiting or running, when the submitter is gone or its deadline has passed.
 //!
-//! Invariant: every [`Job`] that was accepted gets exactly one reply while its submitter waits for it. A panic or an
-//! error ends a batch, never the thread. Absent on purpose: deciding when to build again (the supervisor's) and what
+//! Invariant: every [`Job`] gets exactly one reply while its submitter waits for it, and what its request occupies
+//! stays counted until the job is gone. A panic or an error ends a batch, never the thread. Absent on purpose: deciding when to build again (the supervisor's) and what
 //! a reply means to a client (admission's).
 
 mod actor;
@@ -22,12 +22,13 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
 
+use crate::admission::Ticket;
 use crate::family::{Family, Logits, Plan};
 use crate::member::Progress;
 use crate::model::Forward;
 
 pub use actor::{Build, Event, Executor, Report, Wake};
-pub use queue::{Full, Handle, Queue};
+pub use queue::{Handle, Queue, Reply};
 
 /// Makes what an executor holds. It is called on the executor's thread, at the start and after every fault.
 pub type Factory = Box<dyn Fn(&LoadProgress) -> Result<Loaded, Box<dyn Error + Send + Sync>> + Send>;
@@ -52,6 +53,8 @@ pub struct Face {
 /// One request's work.
 pub struct Job {
     plan: Plan,
+    /// What the request occupies; it goes on with the logits.
+    ticket: Ticket,
     tokens: usize,
     submitted: Instant,
     deadline: Instant,
@@ -61,9 +64,10 @@ pub struct Job {
 }
 
 /// A job's logits, `[tree][block]` in the order of its plan, and how long they took.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Debug)]
 pub struct Computed {
     pub logits: Vec<Vec<Logits>>,
+    pub ticket: Ticket,
     /// From submission to the start of the batch.
     pub queue: Duration,
     /// Of the whole batch that it was computed in.
@@ -77,8 +81,8 @@ pub enum Failure {
     /// names of tensors, never a text of the request.
     #[error("inference failed: {reason}")]
     Inference { reason: String },
-    /// The deadline passed while the job waited.
-    #[error("deadline passed in the queue")]
+    /// The deadline passed while the job waited or ran.
+    #[error("the deadline passed")]
     Deadline,
     /// The executor is down and could not be built again.
     #[error("executor is down")]

@@ -1,29 +1,40 @@
-//! The bounded queue in front of an executor, and the handle that fills it.
+//! The queue in front of an executor, the handle that fills it, and the reply that it owes.
+//!
+//! It has no bound of its own: every job carries its request's [`Ticket`], and admission hands out only so many.
+//!
+//! Invariant: a job whose submitter leaves while it waits is gone at once, wherever it stands, and its ticket with it.
+//! Departed clients never fill a queue, however long the batch before them takes.
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::mem;
+use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, ready};
 use std::time::Instant;
 
 use actix::Addr;
-use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
 use tokio::sync::oneshot;
 
 use super::{Computed, Executor, Failure, Job, Wake};
+use crate::admission::Ticket;
 use crate::family::Plan;
 use crate::metrics::ExecutorMetrics;
 
-/// The queue has no room.
-#[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("executor queue is full")]
-pub struct Full;
-
 /// Jobs between submitters and one executor. It outlives the executor's faults: what waits is there after a rebuild.
 pub struct Queue {
-    sender: Sender<Job>,
-    pub(super) jobs: Receiver<Job>,
+    waiting: Mutex<Waiting>,
     load: Arc<Load>,
     /// Set while a wake is on its way, so that a burst of jobs sends one.
     awake: AtomicBool,
+}
+
+/// Jobs by the number under which they came: the first is the oldest.
+#[derive(Default)]
+struct Waiting {
+    jobs: BTreeMap<u64, Job>,
+    next_number: u64,
 }
 
 /// What is under way, waiting or running.
@@ -46,12 +57,57 @@ pub struct Handle {
     executor: Addr<Executor>,
 }
 
+/// What becomes of a job. Dropping it withdraws the job: one that waits leaves the queue, one that runs is abandoned
+/// as soon as nobody waits for anything of its batch. Whoever leaves before the deadline is counted as gone.
+pub struct Reply {
+    receiver: oneshot::Receiver<Result<Computed, Failure>>,
+    queue: Arc<Queue>,
+    number: u64,
+    deadline: Instant,
+    is_answered: bool,
+}
+
 impl Queue {
-    /// A queue of at most `max_requests` jobs.
-    pub fn new(max_requests: usize, metrics: ExecutorMetrics) -> Arc<Self> {
-        let (sender, jobs) = bounded(max_requests);
+    /// An empty queue.
+    pub fn new(metrics: ExecutorMetrics) -> Arc<Self> {
         let load = Arc::new(Load { tokens: AtomicUsize::new(0), metrics });
-        Arc::new(Queue { sender, jobs, load, awake: AtomicBool::new(false) })
+        Arc::new(Queue { waiting: Mutex::default(), load, awake: AtomicBool::new(false) })
+    }
+
+    /// Nothing can panic while it is locked; jobs are dropped and answered outside.
+    fn waiting(&self) -> MutexGuard<'_, Waiting> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn push(&self, job: Job) -> u64 {
+        let mut waiting = self.waiting();
+        let number = waiting.next_number;
+        waiting.next_number += 1;
+        waiting.jobs.insert(number, job);
+        number
+    }
+
+    /// The oldest job, if `take` wants it.
+    pub(super) fn next_if(&self, take: impl FnOnce(&Job) -> bool) -> Option<Job> {
+        let mut waiting = self.waiting();
+        let oldest = waiting.jobs.first_entry()?;
+        take(oldest.get()).then(|| oldest.remove())
+    }
+
+    fn withdraw(&self, number: u64) -> Option<Job> {
+        self.waiting().jobs.remove(&number)
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.waiting().jobs.is_empty()
+    }
+
+    /// Answers everything that waits: there is no executor to wait for.
+    pub fn refuse_all(&self) {
+        let jobs = mem::take(&mut self.waiting().jobs);
+        for job in jobs.into_values() {
+            job.refuse(Failure::Down);
+        }
     }
 
     pub(super) fn metrics(&self) -> &ExecutorMetrics {
@@ -100,20 +156,40 @@ impl Handle {
         self.queue.load.tokens.load(Ordering::Relaxed)
     }
 
-    /// Queues `plan`. Dropping the receiver withdraws it.
-    ///
-    /// # Errors
-    /// [`Full`] when the queue has no room.
-    pub fn submit(&self, plan: Plan, deadline: Instant) -> Result<oneshot::Receiver<Result<Computed, Failure>>, Full> {
+    /// Queues `plan`, with what its request occupies.
+    pub fn submit(&self, plan: Plan, ticket: Ticket, deadline: Instant) -> Reply {
         let (reply, receiver) = oneshot::channel();
         let tokens = plan.tokens();
         let load = Counted::new(&self.queue.load, tokens);
-        let job = Job { plan, tokens, submitted: Instant::now(), deadline, reply, load };
-        // The executor holds the receiving end for as long as the queue lives, so a send fails for want of room only.
-        self.queue.sender.try_send(job).map_err(|_: TrySendError<Job>| Full)?;
+        let job = Job { plan, ticket, tokens, submitted: Instant::now(), deadline, reply, load };
+        let number = self.queue.push(job);
         if !self.queue.awake.swap(true, Ordering::SeqCst) {
             self.executor.do_send(Wake);
         }
-        Ok(receiver)
+        Reply { receiver, queue: Arc::clone(&self.queue), number, deadline, is_answered: false }
+    }
+}
+
+impl Future for Reply {
+    type Output = Result<Computed, Failure>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let reply = ready!(Pin::new(&mut self.receiver).poll(cx));
+        self.is_answered = true;
+        // Only an executor whose thread ended drops a job without an answer.
+        Poll::Ready(reply.unwrap_or(Err(Failure::Down)))
+    }
+}
+
+impl Drop for Reply {
+    fn drop(&mut self) {
+        if self.is_answered {
+            return;
+        }
+        self.receiver.close();
+        drop(self.queue.withdraw(self.number));
+        if Instant::now() < self.deadline {
+            self.queue.metrics().cancelled.inc();
+        }
     }
 }

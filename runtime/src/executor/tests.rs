@@ -4,11 +4,15 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use tokio::sync::{oneshot, watch};
+use prometheus::IntGauge;
+use tokio::sync::watch;
 
-use super::{Computed, Failure, Handle};
+use super::{Failure, Handle, Reply};
+use crate::admission::{Gate, HeldBytes, Ticket};
 use crate::metrics::Metrics;
-use crate::supervisor::fakes::{ENDLESS, ERROR, HOLD, PANIC, PLAIN, SHORT, Strings, patient_settings, plan, settings};
+use crate::supervisor::fakes::{
+    ENDLESS, ERROR, HOLD, PANIC, PLAIN, SHORT, Strings, patient_settings, plan, settings, ticket,
+};
 use crate::supervisor::{ExecutorState, Roster, Supervisor};
 
 struct Fixture {
@@ -16,8 +20,6 @@ struct Fixture {
     roster: watch::Receiver<Arc<Roster>>,
     metrics: Arc<Metrics>,
 }
-
-type Reply = oneshot::Receiver<Result<Computed, Failure>>;
 
 impl Fixture {
     async fn start() -> Self {
@@ -46,7 +48,7 @@ impl Fixture {
     }
 
     fn submit(&self, first: u32, tokens: usize) -> Reply {
-        self.handle().submit(plan(first, tokens), Instant::now() + Duration::from_mins(1)).unwrap()
+        self.handle().submit(plan(first, tokens), ticket(), Instant::now() + Duration::from_mins(1))
     }
 
     /// Submits work that keeps the executor busy until it is let go.
@@ -72,7 +74,7 @@ impl Fixture {
 }
 
 async fn logit(reply: Reply) -> Result<f32, Failure> {
-    reply.await.unwrap().map(|computed| computed.logits[0][0].values[0])
+    reply.await.map(|computed| computed.logits[0][0].values[0])
 }
 
 fn is_inference(reply: &Result<f32, Failure>) -> bool {
@@ -190,7 +192,7 @@ async fn running_work_that_nobody_waits_for_ends_at_the_next_pass() {
 async fn running_work_past_its_deadline_is_told_so_at_the_next_pass() {
     let fixture = Fixture::start().await;
     let deadline = Instant::now() + Duration::from_millis(20);
-    let late = fixture.handle().submit(plan(ENDLESS, 5), deadline).unwrap();
+    let late = fixture.handle().submit(plan(ENDLESS, 5), ticket(), deadline);
     assert_eq!(logit(late).await, Err(Failure::Deadline));
     assert_eq!(logit(fixture.submit(PLAIN, 5)).await, Ok(PLAIN as f32));
     fixture.assert_nothing_is_counted();
@@ -201,38 +203,70 @@ async fn running_work_past_its_deadline_is_told_so_at_the_next_pass() {
 async fn a_batch_goes_on_while_anybody_waits() {
     let mut fixture = Fixture::start().await;
     let held = fixture.hold().await;
-    let (staying, leaving) = (fixture.submit(HOLD, 5), fixture.submit(11, 5));
+    let (leaving, staying) = (fixture.submit(11, 5), fixture.submit(HOLD, 5));
     fixture.strings.let_go();
     assert!(logit(held).await.is_ok());
     fixture.strings.held().await;
     drop(leaving);
     fixture.strings.let_go();
     assert_eq!(logit(staying).await, Ok(HOLD as f32));
-    assert_eq!(fixture.strings.calls(), [vec![HOLD], vec![HOLD, 11]]);
+    assert_eq!(fixture.strings.calls(), [vec![HOLD], vec![11, HOLD]]);
     fixture.assert_nothing_is_counted();
 }
 
 #[actix::test]
 async fn work_past_its_deadline_never_runs() {
     let fixture = Fixture::start().await;
-    let late = fixture.handle().submit(plan(11, 5), Instant::now()).unwrap();
+    let late = fixture.handle().submit(plan(11, 5), ticket(), Instant::now());
     assert_eq!(logit(late).await, Err(Failure::Deadline));
     assert_eq!(fixture.strings.calls(), Vec::<Vec<u32>>::new());
     fixture.assert_nothing_is_counted();
 }
 
+/// Clients that connect, ask and leave must not fill the queue of an executor that is busy.
 #[actix::test]
-async fn a_full_queue_says_so() {
+async fn whoever_leaves_the_queue_leaves_it_at_once() {
     let mut fixture = Fixture::start().await;
     let held = fixture.hold().await;
-    let replies: Vec<Reply> = (0..8).map(|i| fixture.submit(PLAIN + i, 2)).collect();
-    assert!(fixture.handle().submit(plan(PLAIN, 2), Instant::now() + Duration::from_mins(1)).is_err());
+    let gate = Gate::new(2, 100, IntGauge::new("inflight", "test").unwrap());
+    let ticket = || {
+        let mut permit = gate.enter().unwrap();
+        permit.charge(50).unwrap();
+        Ticket { permit, held: HeldBytes::new(0).share() }
+    };
+    let late = Instant::now() + Duration::from_mins(1);
+    let kept = fixture.handle().submit(plan(12, 50), ticket(), late);
+    for _ in 0..1000 {
+        drop(fixture.handle().submit(plan(11, 50), ticket(), late));
+        assert_eq!(gate.tokens(), 50);
+    }
+    assert_eq!(fixture.handle().load_tokens(), 52);
+    assert_eq!(fixture.metrics.executor("m", "cpu:0").cancelled.get(), 1000);
     fixture.strings.let_go();
     assert!(logit(held).await.is_ok());
-    for reply in replies {
-        assert!(logit(reply).await.is_ok());
-    }
+    assert_eq!(logit(kept).await, Ok(12.0));
+    assert_eq!(gate.tokens(), 0);
     fixture.assert_nothing_is_counted();
+}
+
+/// A thread that is gone builds nothing, and messages to it are dropped in silence: neither may look like a load.
+#[actix::test]
+async fn an_executor_whose_thread_ended_is_failed() {
+    let strings = Strings::new();
+    strings.puppet.failing_loads.store(1, Ordering::SeqCst);
+    strings.puppet.fatal_load.store(true, Ordering::SeqCst);
+    let (_, mut roster) = Supervisor::start_all(vec![strings.seat("m")], settings(), Arc::new(Metrics::new()));
+    let is_lost = |roster: &Arc<Roster>| match &roster.members[0].replicas[0].state {
+        ExecutorState::Failed { reason } => reason.contains("thread ended"),
+        _ => false,
+    };
+    let queued = {
+        let late = Instant::now() + Duration::from_mins(1);
+        roster.borrow().members[0].replicas[0].handle.submit(plan(PLAIN, 5), ticket(), late)
+    };
+    roster.wait_for(is_lost).await.unwrap();
+    assert_eq!(logit(queued).await, Err(Failure::Down));
+    assert_eq!(strings.puppet.loads.load(Ordering::SeqCst), 1);
 }
 
 #[actix::test]

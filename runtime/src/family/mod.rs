@@ -162,6 +162,9 @@ pub trait Family: Send + Sync {
         strictness: Strictness,
     ) -> Result<Rendered, Refusal>;
 
+    /// The type that a question names, or that its preset has: one of [`question_types`](Self::question_types).
+    fn question_kind(&self, question: &Question) -> Option<&'static str>;
+
     /// Question types that `/v1/models` lists.
     fn question_types(&self) -> &'static [&'static str];
 

@@ -1,95 +1,84 @@
 //! Receiving a body: its type and encoding as announced, its bytes bounded, alone and together with all others'.
+//!
+//! A body is charged as it arrives, and stays charged while anything of its request is under way.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use actix_web::HttpRequest;
+use actix_web::error::PayloadError;
 use actix_web::http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HeaderMap};
 use actix_web::web::{Bytes, BytesMut, Payload};
-use futures_util::StreamExt;
+use futures_util::{Stream, StreamExt};
 use tokio::time::timeout_at;
 
 use super::Problem;
-use crate::admission::{Encoding, QueueFull, Refused};
+use crate::admission::{Encoding, Held, HeldBytes, Refused};
 
-/// The bodies that are held at one time.
+/// How long a client may be silent in the middle of a body.
+const STALL_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How bodies are received: bounded, each and all together, in length and in time.
 #[derive(Debug)]
 pub struct Bodies {
-    held_bytes: AtomicUsize,
-    max_held_bytes: usize,
+    held: Arc<HeldBytes>,
     /// Of one body, as it is sent.
     max_body_bytes: usize,
     timeout: Duration,
-}
-
-/// A body's share of what is held, until it is dropped.
-pub(super) struct Held<'a> {
-    bodies: &'a Bodies,
-    bytes: usize,
+    stall_timeout: Duration,
 }
 
 impl Bodies {
     /// Bodies of at most `max_body_bytes`, received within `timeout`. Together they may hold 64 of the longest.
     pub fn new(max_body_bytes: usize, timeout: Duration) -> Self {
-        let max_held_bytes = max_body_bytes.saturating_mul(64);
-        Bodies { held_bytes: AtomicUsize::new(0), max_held_bytes, max_body_bytes, timeout }
+        let held = HeldBytes::new(max_body_bytes.saturating_mul(64));
+        Bodies { held, max_body_bytes, timeout, stall_timeout: STALL_TIMEOUT }
     }
 
     /// Receives a body that began to arrive at `received`.
     ///
     /// # Errors
-    /// A body that is too long, too slow, or not received whole; [`QueueFull::Bytes`] when too much is held.
+    /// A body that is too long, too slow, or not received whole; [`QueueFull::Bytes`](crate::admission::QueueFull)
+    /// when too much is held.
     pub(super) async fn receive(
         &self,
         request: &HttpRequest,
         payload: Payload,
         received: Instant,
-    ) -> Result<(Bytes, Held<'_>), Problem> {
+    ) -> Result<(Bytes, Held), Problem> {
         if announced_bytes(request.headers()).is_some_and(|bytes| bytes > self.max_body_bytes) {
             return Err(self.too_large());
         }
-        let deadline = received + self.timeout;
-        timeout_at(deadline.into(), self.collect(payload)).await.map_err(|_| Problem::BodyTimeout)?
+        self.collect(payload, received + self.timeout).await
     }
 
-    async fn collect(&self, mut payload: Payload) -> Result<(Bytes, Held<'_>), Problem> {
+    async fn collect(
+        &self,
+        mut payload: impl Stream<Item = Result<Bytes, PayloadError>> + Unpin,
+        deadline: Instant,
+    ) -> Result<(Bytes, Held), Problem> {
         let mut body = BytesMut::new();
-        let mut held = Held { bodies: self, bytes: 0 };
-        while let Some(chunk) = payload.next().await {
+        let mut held = self.held.share();
+        loop {
+            let until = deadline.min(Instant::now() + self.stall_timeout);
+            let chunk = timeout_at(until.into(), payload.next()).await.map_err(|_| Problem::BodyTimeout)?;
+            let Some(chunk) = chunk else { return Ok((body.freeze(), held)) };
             let chunk = chunk.map_err(|_| Problem::BodyIncomplete)?;
             if body.len() + chunk.len() > self.max_body_bytes {
                 return Err(self.too_large());
             }
-            held.add(chunk.len())?;
+            held.add(chunk.len()).map_err(Refused::from)?;
             body.extend_from_slice(&chunk);
         }
-        Ok((body.freeze(), held))
     }
 
     fn too_large(&self) -> Problem {
         Refused::BodyTooLarge { max_bytes: self.max_body_bytes }.into()
     }
 
-    /// Bytes held now.
+    /// Bytes of bodies and responses that are held now.
     pub fn held_bytes(&self) -> usize {
-        self.held_bytes.load(Ordering::Relaxed)
-    }
-}
-
-impl Held<'_> {
-    fn add(&mut self, bytes: usize) -> Result<(), Problem> {
-        let max = self.bodies.max_held_bytes;
-        let add = |held: usize| (held + bytes <= max).then_some(held + bytes);
-        let added = self.bodies.held_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
-        added.map_err(|_| Refused::from(QueueFull::Bytes))?;
-        self.bytes += bytes;
-        Ok(())
-    }
-}
-
-impl Drop for Held<'_> {
-    fn drop(&mut self) {
-        self.bodies.held_bytes.fetch_sub(self.bytes, Ordering::Relaxed);
+        self.held.bytes()
     }
 }
 
@@ -119,6 +108,7 @@ pub(super) fn encoding(headers: &HeaderMap) -> Result<Encoding, Problem> {
 #[cfg(test)]
 mod tests {
     use actix_web::http::header::{HeaderName, HeaderValue};
+    use futures_util::{FutureExt, stream};
 
     use super::*;
 
@@ -154,16 +144,19 @@ mod tests {
         }
     }
 
-    #[test]
-    fn held_bytes_are_bounded_together_and_given_back() {
-        let bodies = Bodies::new(1, Duration::ZERO);
-        let mut held = Held { bodies: &bodies, bytes: 0 };
-        held.add(63).unwrap();
-        let mut other = Held { bodies: &bodies, bytes: 0 };
-        other.add(1).unwrap();
-        assert_eq!(other.add(1), Err(Problem::Refused(QueueFull::Bytes.into())));
-        drop(other);
-        assert_eq!(bodies.held_bytes(), 63);
+    /// Whoever falls silent gives back what it made the server hold, long before its request would be late.
+    #[actix::test]
+    async fn a_body_that_stalls_is_given_up() {
+        let bodies = Bodies { stall_timeout: Duration::from_millis(5), ..Bodies::new(100, Duration::from_mins(1)) };
+        let chunk = || stream::iter([Ok(Bytes::from_static(b"some"))]);
+        let late = || Instant::now() + Duration::from_mins(1);
+        let mut stalled = Box::pin(bodies.collect(chunk().chain(stream::pending()), late()));
+        assert!((&mut stalled).now_or_never().is_none());
+        assert_eq!(bodies.held_bytes(), 4, "what has arrived is counted before the rest has");
+        assert_eq!(stalled.await.err(), Some(Problem::BodyTimeout));
+        assert_eq!(bodies.held_bytes(), 0);
+        let (body, held) = bodies.collect(chunk(), late()).await.unwrap();
+        assert_eq!((&body[..], bodies.held_bytes()), (&b"some"[..], 4));
         drop(held);
         assert_eq!(bodies.held_bytes(), 0);
     }

@@ -6,6 +6,7 @@ use actix_web::http::header::ContentType;
 use actix_web::{HttpMessage, HttpRequest, HttpResponse, web};
 
 use super::observe::{Arrival, SERVER_TIMING};
+use super::text::HeldText;
 use super::{Problem, Service, body};
 use crate::admission::{Answered, Call};
 use crate::metrics::Phase;
@@ -22,12 +23,12 @@ pub(super) async fn decide(
     let allowed = service.keys.check(request.headers())?;
     body::check_content_type(request.headers())?;
     let encoding = body::encoding(request.headers())?;
-    let (body, _held) = service.bodies.receive(request, payload, received).await?;
-    let answered = service.admission.decide(Call { body, encoding, strictness, received, allowed }).await?;
+    let (body, held) = service.bodies.receive(request, payload, received).await?;
+    let answered = service.admission.decide(Call { body, encoding, strictness, received, allowed }, held).await?;
     Ok(HttpResponse::Ok()
         .content_type(ContentType::json())
         .insert_header((SERVER_TIMING, server_timing(&answered)))
-        .body(answered.body))
+        .body(HeldText::new(answered.body, answered.held)))
 }
 
 /// The phases in milliseconds (W3C Server Timing).

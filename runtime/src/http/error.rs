@@ -57,7 +57,7 @@ impl Problem {
             Problem::UnknownKey => (StatusCode::UNAUTHORIZED, "unknown_key", Rejected),
             Problem::UnknownRoute => (StatusCode::NOT_FOUND, "unknown_route", Rejected),
             Problem::Method { .. } => (StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", Rejected),
-            Problem::BodyTimeout => (StatusCode::REQUEST_TIMEOUT, "body_timeout", Rejected),
+            Problem::BodyTimeout => (StatusCode::GATEWAY_TIMEOUT, "body_timeout", Rejected),
             Problem::ContentType => (StatusCode::UNSUPPORTED_MEDIA_TYPE, "content_type", Rejected),
             Problem::Metrics { .. } => (StatusCode::INTERNAL_SERVER_ERROR, "metrics", Failed),
             Problem::Refused(refused) => match refused {

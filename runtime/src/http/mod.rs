@@ -16,6 +16,7 @@ mod server;
 mod status;
 #[cfg(test)]
 mod tests;
+mod text;
 
 use std::future::{Ready, ready};
 use std::sync::Arc;

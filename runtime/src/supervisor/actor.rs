@@ -11,6 +11,9 @@ use super::roster::{ExecutorState, Listing, Member, Replica, Roster};
 use crate::executor::{Build, Event, Executor, Factory, Handle, LoadProgress, Queue, Report};
 use crate::metrics::Metrics;
 
+/// How often lost executors are looked for.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
 /// A member to serve and the devices to serve it on.
 pub struct Seat {
     pub listing: Listing,
@@ -27,8 +30,6 @@ pub struct Placement {
 #[derive(Clone, Debug)]
 pub struct Settings {
     pub default_model: Option<String>,
-    /// Jobs that one executor's queue holds.
-    pub max_requests: usize,
     pub batch_tokens: usize,
     pub backoff: Policy,
 }
@@ -48,6 +49,9 @@ struct Placed {
     name: String,
     device: String,
     executor: Addr<Executor>,
+    queue: Arc<Queue>,
+    /// Its thread ended, which nothing in it should be able to make happen.
+    is_lost: bool,
     loading_since: Instant,
     ready_since: Option<Instant>,
     failures: Backoff,
@@ -73,7 +77,8 @@ impl Supervisor {
         let (sender, roster) = watch::channel(Arc::new(Roster::default()));
         let supervisor = Supervisor::create(|ctx| {
             let mut supervisor = Supervisor { placed: Vec::new(), roster: sender, metrics, backoff: settings.backoff };
-            let members = seats.into_iter().map(|seat| supervisor.seat(seat, &settings, ctx)).collect();
+            let seats = seats.into_iter().enumerate();
+            let members = seats.map(|(member, seat)| supervisor.seat(member, seat, &settings, ctx)).collect();
             let default_model = settings.default_model;
             supervisor.roster.send_replace(Arc::new(Roster { members, default_model, draining: false }));
             supervisor
@@ -81,21 +86,22 @@ impl Supervisor {
         (supervisor, roster)
     }
 
-    fn seat(&mut self, seat: Seat, settings: &Settings, ctx: &mut Context<Self>) -> Member {
-        let member = self.placed.last().map_or(0, |last| last.member + 1);
+    fn seat(&mut self, member: usize, seat: Seat, settings: &Settings, ctx: &mut Context<Self>) -> Member {
         let name = seat.listing.name.clone();
         let replicas = seat.placements.into_iter().enumerate().map(|(replica, Placement { device, factory })| {
-            let queue = Queue::new(settings.max_requests, self.metrics.executor(&name, &device));
+            let queue = Queue::new(self.metrics.executor(&name, &device));
             let executor = start_executor(self.placed.len(), &device, factory, &queue, settings.batch_tokens, ctx);
             let progress = Arc::new(LoadProgress::default());
             executor.do_send(Build { progress: Arc::clone(&progress) });
-            let handle = Handle::new(queue, executor.clone());
+            let handle = Handle::new(Arc::clone(&queue), executor.clone());
             self.placed.push(Placed {
                 member,
                 replica,
                 name: name.clone(),
                 device: device.clone(),
                 executor,
+                queue,
+                is_lost: false,
                 loading_since: Instant::now(),
                 ready_since: None,
                 failures: Backoff::default(),
@@ -127,6 +133,22 @@ impl Supervisor {
         tracing::info!(member = placed.name, device = placed.device, pause_ms = pause.as_millis(), "builds again");
         ctx.notify_later(Rebuild(placement), pause);
     }
+
+    /// Takes executors out of service whose thread is gone: messages to them are dropped in silence. With the thread
+    /// went the factory, so only another process can build them again.
+    fn look_for_lost(&mut self) {
+        for placement in 0..self.placed.len() {
+            let placed = &mut self.placed[placement];
+            if placed.is_lost || placed.executor.connected() {
+                continue;
+            }
+            placed.is_lost = true;
+            tracing::error!(member = placed.name, device = placed.device, "the executor's thread ended");
+            let reason = "the executor's thread ended; restart the server".to_owned();
+            self.set_state(placement, ExecutorState::Failed { reason });
+            self.placed[placement].queue.refuse_all();
+        }
+    }
 }
 
 /// Starts an executor on a thread of its own.
@@ -155,6 +177,10 @@ fn name_thread(name: &str) {
 
 impl Actor for Supervisor {
     type Context = Context<Self>;
+
+    fn started(&mut self, ctx: &mut Self::Context) {
+        ctx.run_interval(LOOK_EVERY, |supervisor, _| supervisor.look_for_lost());
+    }
 }
 
 impl Handler<Report> for Supervisor {
@@ -195,6 +221,9 @@ impl Handler<Rebuild> for Supervisor {
     type Result = ();
 
     fn handle(&mut self, Rebuild(placement): Rebuild, _: &mut Self::Context) {
+        if self.placed[placement].is_lost {
+            return;
+        }
         let progress = Arc::new(LoadProgress::default());
         self.set_state(placement, ExecutorState::Loading(Arc::clone(&progress)));
         let placed = &mut self.placed[placement];

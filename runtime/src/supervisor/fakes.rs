@@ -3,14 +3,16 @@
 //! No test sleeps. A forward that finds [`HOLD`] says so and waits until the test lets it go, so that a test knows
 //! what is running and what is queued.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
+use prometheus::IntGauge;
 use synod_kernels::KernelError;
 use tokio::sync::mpsc;
 
+use crate::admission::{Gate, HeldBytes, Ticket};
 use crate::executor::{Face, Factory, Loaded};
 use crate::family::{Block, Family, Logits, Pending, Plan, Readout, Rendered, Tree};
 use crate::member::Progress;
@@ -38,6 +40,8 @@ pub(crate) struct Puppet {
     /// How many of the next loads fail.
     pub(crate) failing_loads: AtomicUsize,
     pub(crate) loads: AtomicUsize,
+    /// Whether the next load ends its own thread.
+    pub(crate) fatal_load: AtomicBool,
     /// The prefixes' first tokens of every call of the forward, in order.
     pub(crate) calls: Mutex<Vec<Vec<u32>>>,
     entered: mpsc::UnboundedSender<()>,
@@ -66,6 +70,7 @@ impl Strings {
         let puppet = Arc::new(Puppet {
             failing_loads: AtomicUsize::new(0),
             loads: AtomicUsize::new(0),
+            fatal_load: AtomicBool::new(false),
             calls: Mutex::default(),
             entered: entered_sender,
             release: release_receiver,
@@ -118,13 +123,16 @@ pub(crate) fn patient_settings() -> Settings {
 
 fn settings_with_pause(pause: Duration) -> Settings {
     let backoff = Policy { first: pause, longest: pause, forgiven_after: Duration::ZERO };
-    Settings { default_model: None, max_requests: 8, batch_tokens: 100, backoff }
+    Settings { default_model: None, batch_tokens: 100, backoff }
 }
 
 fn factory(puppet: &Arc<Puppet>) -> Factory {
     let puppet = Arc::clone(puppet);
     Box::new(move |progress| {
         puppet.loads.fetch_add(1, Ordering::SeqCst);
+        if puppet.fatal_load.load(Ordering::SeqCst) {
+            actix::Arbiter::current().stop();
+        }
         progress.start(100);
         progress.advance(40);
         let fails = |left: usize| left.checked_sub(1);
@@ -132,7 +140,7 @@ fn factory(puppet: &Arc<Puppet>) -> Factory {
             return Err("model.safetensors: expected a file, found none".into());
         }
         let face = Face {
-            family: Arc::new(PuppetFamily),
+            family: Arc::new(PuppetFamily(Arc::clone(&puppet))),
             family_name: "puppet",
             model_name: "fakes/puppet".into(),
             digest: "sha256:00".into(),
@@ -181,6 +189,12 @@ impl Forward for PuppetForward {
     }
 }
 
+/// A ticket of a gate of its own.
+pub(crate) fn ticket() -> Ticket {
+    let gate = Gate::new(1, 0, IntGauge::new("inflight", "test").unwrap());
+    Ticket { permit: gate.enter().unwrap(), held: HeldBytes::new(0).share() }
+}
+
 /// A plan of `tokens` tokens (at least two) whose forward gives `first`.
 pub(crate) fn plan(first: u32, tokens: usize) -> Plan {
     let mut prefix = vec![0; tokens - 1];
@@ -190,7 +204,7 @@ pub(crate) fn plan(first: u32, tokens: usize) -> Plan {
 }
 
 /// Reads `state` as what its forward should do.
-struct PuppetFamily;
+struct PuppetFamily(Arc<Puppet>);
 
 impl Family for PuppetFamily {
     fn render(&self, state: &Value, questions: &[(String, Question)], _: Strictness) -> Result<Rendered, Refusal> {
@@ -201,6 +215,10 @@ impl Family for PuppetFamily {
             "hold" => HOLD,
             "short" => SHORT,
             "endless" => ENDLESS,
+            "render hold" => {
+                self.0.hold();
+                PLAIN
+            }
             "render panic" => panic!("the test asked for a panic over {word}"),
             "invalid" => {
                 let loc = vec![Loc::Key("body".into()), Loc::Key("state".into())];
@@ -212,6 +230,10 @@ impl Family for PuppetFamily {
         let plan = if word == "nothing" { Plan::default() } else { plan(first, 50) };
         let ids = questions.iter().map(|(id, _)| id.clone()).collect();
         Ok(Rendered { plan, pending: Box::new(PuppetPending { ids, not_finite: word == "not finite" }) })
+    }
+
+    fn question_kind(&self, question: &Question) -> Option<&'static str> {
+        (question.as_object()?.get("type")?.as_str()? == "noul").then_some("noul")
     }
 
     fn question_types(&self) -> &'static [&'static str] {

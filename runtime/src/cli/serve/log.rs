@@ -24,7 +24,6 @@ pub(super) enum LogFormat {
 const WAITING_LINES: usize = 8192;
 
 /// Starts the log, and keeps panic messages out of it. What waits is written when the guard is dropped.
-#[must_use]
 pub(super) fn start(format: LogFormat) -> WorkerGuard {
     let (writer, guard) =
         NonBlockingBuilder::default().lossy(true).buffered_lines_limit(WAITING_LINES).finish(stderr());

@@ -206,6 +206,10 @@ impl Family for Vela {
         Ok(Rendered { plan, pending: Box::new(pending) })
     }
 
+    fn question_kind(&self, question: &request::Question) -> Option<&'static str> {
+        questions::kind(question).map(Kind::name)
+    }
+
     fn question_types(&self) -> &'static [&'static str] {
         &["choice", "noul", "score", "set", "span"]
     }

@@ -13,6 +13,7 @@ use actix_web::http::StatusCode;
 use actix_web::http::header::HeaderMap;
 use actix_web::test::{TestRequest, call_service, init_service};
 use actix_web::web;
+use futures_util::FutureExt;
 use futures_util::future::{Either, select};
 use serde_json::Value;
 
@@ -338,6 +339,91 @@ async fn a_deadline_ends_the_wait_and_the_work() {
     assert_eq!(harness.metric(r#"synod_cancelled_total{device="cpu:0",member="m"}"#), 0, "its client had not left");
     harness.assert_nothing_is_counted().await;
     assert_eq!(harness.outcome("failed"), 1);
+}
+
+/// More work than the deployment takes at a time could never be admitted: trying again would not help.
+#[actix::test]
+async fn a_request_beyond_the_deployment_is_too_long() {
+    let admission = admission::Settings { max_tokens: 49, ..admission_settings() };
+    let (harness, strings) = Harness::start_with(Setup { admission, ..Setup::default() }).await;
+    let reply = harness.ask("x").await;
+    assert_eq!(reply.refusal(), (413, "too_long".into()));
+    let message = reply.json()["error"]["message"].as_str().unwrap().to_owned();
+    assert_eq!(message, "the request is 50 tokens of work; at most 49 are taken here: ask for less");
+    assert!(strings.calls().is_empty());
+    assert_eq!(harness.metric(r#"synod_questions_total{kind="noul"}"#), 0);
+    harness.assert_nothing_is_counted().await;
+}
+
+/// Nothing that a client sends may occupy an executor after it has left.
+#[actix::test]
+async fn a_running_request_ends_when_its_client_leaves() {
+    let (harness, mut strings) = Harness::start().await;
+    drop(until_held(Box::pin(harness.ask("endless")), &mut strings).await);
+    assert_eq!(harness.ask("x").await.status, 200);
+    harness.assert_nothing_is_counted().await;
+    assert_eq!(harness.outcome("cancelled"), 1);
+    assert_eq!(harness.metric(r#"synod_cancelled_total{device="cpu:0",member="m"}"#), 1);
+}
+
+/// A request that is read by the lane of long bodies, whatever its length.
+fn long(state: &str) -> TestRequest {
+    post(admission::test_bodies::gzip(body(state).as_bytes())).insert_header(("content-encoding", "gzip"))
+}
+
+#[actix::test]
+async fn long_bodies_hold_up_neither_short_ones_nor_answers() {
+    let (harness, mut strings) = Harness::start().await;
+    let running = until_held(Box::pin(harness.ask("hold")), &mut strings).await;
+    let reading = until_held(Box::pin(harness.send(long("render hold"))), &mut strings).await;
+    // Behind the one that is read, in the same lane.
+    let mut waiting = Box::pin(harness.send(long("x")));
+    assert!((&mut waiting).now_or_never().is_none());
+    let short = harness.ask("nothing").await;
+    assert_eq!(short.status, 200, "a short body was read and answered: {}", short.text);
+    // One of the two that hold is let go each time: which one does not matter.
+    strings.let_go();
+    strings.let_go();
+    for reply in [running.await, reading.await, waiting.await] {
+        assert_eq!(reply.status, 200, "{}", reply.text);
+    }
+    harness.assert_nothing_is_counted().await;
+}
+
+/// What waits to be read occupies memory although its client has left: it must stay counted until it is gone, or
+/// connecting, sending and leaving would grow the process without bound.
+#[actix::test]
+async fn what_departed_clients_sent_stays_counted_until_it_is_gone() {
+    let admission = admission::Settings { threads: 1, ..admission_settings() };
+    let (harness, mut strings) = Harness::start_with(Setup { admission, ..Setup::default() }).await;
+    drop(until_held(Box::pin(harness.send(long("render hold"))), &mut strings).await);
+    let reading_bytes = harness.service.bodies.held_bytes();
+    assert!(reading_bytes > 0);
+    for left in 2..=4 {
+        let mut leaving = Box::pin(harness.send(long("x")));
+        while harness.metric("synod_inflight") < left {
+            assert!((&mut leaving).now_or_never().is_none());
+        }
+        drop(leaving);
+        assert_eq!(harness.metric("synod_inflight"), left);
+    }
+    assert!(harness.service.bodies.held_bytes() > reading_bytes);
+    assert_eq!(harness.ask("x").await.refusal(), (429, "queue_requests".into()));
+    strings.let_go();
+    harness.assert_nothing_is_counted().await;
+    assert!(strings.calls().is_empty(), "nobody waited for any of it");
+    assert_eq!(harness.ask("x").await.status, 200);
+}
+
+/// Whoever is still waiting when the time to drain is over gets an answer, not a lost connection.
+#[actix::test]
+async fn the_end_of_a_drain_answers_what_is_under_way() {
+    let (harness, mut strings) = Harness::start().await;
+    let running = until_held(Box::pin(harness.ask("endless")), &mut strings).await;
+    harness.supervisor.send(Drain).await.unwrap();
+    harness.service.admission.end();
+    assert_eq!(running.await.refusal(), (503, "draining".into()));
+    harness.assert_nothing_is_counted().await;
 }
 
 /// A forward that hangs costs its own requests their deadline and nobody a crash; once it moves again, so does all.

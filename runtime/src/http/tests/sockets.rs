@@ -5,6 +5,7 @@ use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::time::Duration;
 
 use actix_web::web;
+use socket2::SockRef;
 
 use super::{Harness, MAX_BODY_BYTES, Setup, admission, admission_settings, body};
 use crate::http::{Surface, listen};
@@ -38,10 +39,18 @@ async fn exchange(address: SocketAddr, bytes: Vec<u8>) -> String {
     web::block(blocking).await.unwrap()
 }
 
+/// How a client leaves.
+#[derive(Clone, Copy, Debug)]
+enum Goodbye {
+    HalfClose,
+    Close,
+    Reset,
+}
+
 /// A connection that leaves while its request is queued takes the request with it, whether it says goodbye or not.
 #[actix::test]
 async fn queued_work_leaves_with_its_connection() {
-    for half_close in [true, false] {
+    for goodbye in [Goodbye::HalfClose, Goodbye::Close, Goodbye::Reset] {
         let (harness, mut strings) = Harness::start().await;
         let address = serve(&harness);
         let mut held = TcpStream::connect(address).unwrap();
@@ -58,16 +67,20 @@ async fn queued_work_leaves_with_its_connection() {
             }
         };
         counted(r#"synod_queue_requests{device="cpu:0",member="m"}"#, 1).await;
-        if half_close {
-            leaving.shutdown(Shutdown::Write).unwrap();
-        } else {
-            drop(leaving);
+        match goodbye {
+            Goodbye::HalfClose => leaving.shutdown(Shutdown::Write).unwrap(),
+            Goodbye::Close => drop(leaving),
+            Goodbye::Reset => {
+                // Closing without lingering sends RST instead of FIN.
+                SockRef::from(&leaving).set_linger(Some(Duration::ZERO)).unwrap();
+                drop(leaving);
+            }
         }
         counted(r#"synod_outcomes_total{outcome="cancelled"}"#, 1).await;
         strings.let_go();
         counted(r#"synod_outcomes_total{outcome="answered"}"#, 1).await;
         counted(r#"synod_cancelled_total{device="cpu:0",member="m"}"#, 1).await;
-        assert_eq!(strings.calls().len(), 1, "half_close {half_close}");
+        assert_eq!(strings.calls().len(), 1, "{goodbye:?}");
         harness.assert_nothing_is_counted().await;
     }
 }
@@ -80,7 +93,7 @@ async fn a_body_that_stalls_is_answered_and_given_up() {
     let mut half = request("x").into_bytes();
     half.truncate(half.len() - 5);
     let reply = exchange(address, half).await;
-    assert!(reply.starts_with("HTTP/1.1 408 "), "{reply}");
+    assert!(reply.starts_with("HTTP/1.1 504 "), "{reply}");
     assert!(reply.ends_with(r#""code":"body_timeout","message":"the body was not received in time"}}"#), "{reply}");
     harness.assert_nothing_is_counted().await;
 }

@@ -274,6 +274,17 @@ fn kind_of(body: &Object) -> Result<Kind, Problem> {
         .ok_or_else(|| Problem::new("literal_error", "must be choice, noul, score, set or span"))
 }
 
+/// The kind that a question names, or that its preset has, whatever else may be wrong with it.
+pub fn kind(question: &Value) -> Option<Kind> {
+    let body = question.as_object()?;
+    match given(body, "preset").map(Value::as_str) {
+        None => kind_of(body).ok(),
+        Some(Some("pii" | "halu")) => Some(Kind::Span),
+        Some(Some("relevance")) => Some(Kind::Score),
+        Some(_) => None,
+    }
+}
+
 /// `no` and `yes` with the descriptions of `false` and `true`, where there are any.
 fn noul_options(body: &Object, max_options: usize) -> Result<Vec<(String, String)>, Problem> {
     let (mut no, mut yes) = (String::new(), String::new());

@@ -270,3 +270,17 @@ fn large_questions_take_linear_time() {
         assert!(read_questions(&questions, &state, &calibration, has_broad, &Limits::default())[0].is_ok());
     });
 }
+
+/// Labels of metrics come from here: a kind, or nothing, never what the client wrote.
+#[test]
+fn a_questions_kind_is_its_type_or_its_presets() {
+    let check = |text: &str, expected| assert_eq!(kind(&parse_text(text).unwrap()), expected, "{text}");
+    check(r#"{"type": "noul"}"#, Some(Kind::Noul));
+    check(r#"{"type": "set", "unknown": 1}"#, Some(Kind::Set));
+    check(r#"{"preset": "pii"}"#, Some(Kind::Span));
+    check(r#"{"preset": "halu", "type": "span"}"#, Some(Kind::Span));
+    check(r#"{"preset": "relevance"}"#, Some(Kind::Score));
+    for other in [r#"{"type": "my secret"}"#, r#"{"preset": "my secret"}"#, r#"{"preset": 1}"#, "{}", "[]", "1"] {
+        check(other, None);
+    }
+}

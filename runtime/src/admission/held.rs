@@ -1,0 +1,97 @@
+//! The bytes that requests hold, together bounded.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use super::QueueFull;
+
+/// Counts what all requests hold of bodies and responses.
+#[derive(Debug)]
+pub struct HeldBytes {
+    bytes: AtomicUsize,
+    max_bytes: usize,
+}
+
+/// One request's share, until it is dropped.
+#[derive(Debug)]
+pub struct Held {
+    total: Arc<HeldBytes>,
+    bytes: usize,
+}
+
+impl HeldBytes {
+    /// A bound of `max_bytes` for all bodies together.
+    pub fn new(max_bytes: usize) -> Arc<Self> {
+        Arc::new(HeldBytes { bytes: AtomicUsize::new(0), max_bytes })
+    }
+
+    /// A share of nothing yet.
+    pub fn share(self: &Arc<Self>) -> Held {
+        Held { total: Arc::clone(self), bytes: 0 }
+    }
+
+    /// Bytes held now.
+    pub fn bytes(&self) -> usize {
+        self.bytes.load(Ordering::Relaxed)
+    }
+}
+
+impl Held {
+    /// Counts more bytes of a body.
+    ///
+    /// # Errors
+    /// [`QueueFull::Bytes`] when they do not fit beside the others'.
+    pub fn add(&mut self, bytes: usize) -> Result<(), QueueFull> {
+        let max = self.total.max_bytes;
+        let add = |held: usize| held.checked_add(bytes).filter(|sum| *sum <= max);
+        let added = self.total.bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
+        added.map_err(|_| QueueFull::Bytes)?;
+        self.bytes += bytes;
+        Ok(())
+    }
+
+    /// Counts a body that turned out to be `bytes` long, once it was decompressed.
+    ///
+    /// # Errors
+    /// As [`add`](Self::add).
+    pub fn grow_to(&mut self, bytes: usize) -> Result<(), QueueFull> {
+        self.add(bytes.saturating_sub(self.bytes))
+    }
+
+    /// Counts a response of `bytes` instead of the request that it answers. It is there already: it always fits.
+    pub fn becomes(&mut self, bytes: usize) {
+        self.total.bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.total.bytes.fetch_sub(self.bytes, Ordering::Relaxed);
+        self.bytes = bytes;
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.total.bytes.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn held_bytes_are_bounded_together_and_given_back() {
+        let total = HeldBytes::new(64);
+        let mut held = total.share();
+        held.add(60).unwrap();
+        held.grow_to(63).unwrap();
+        held.grow_to(10).unwrap();
+        let mut other = total.share();
+        other.add(1).unwrap();
+        assert_eq!(other.add(1), Err(QueueFull::Bytes));
+        assert_eq!(other.add(usize::MAX), Err(QueueFull::Bytes));
+        other.becomes(100);
+        assert_eq!(total.bytes(), 163, "a response is counted even where it does not fit");
+        drop(other);
+        assert_eq!(total.bytes(), 63);
+        drop(held);
+        assert_eq!(total.bytes(), 0);
+    }
+}
