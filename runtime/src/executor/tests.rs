@@ -203,6 +203,7 @@ async fn running_work_past_its_deadline_is_told_so_at_the_next_pass() {
 async fn a_batch_goes_on_while_anybody_waits() {
     let mut fixture = Fixture::start().await;
     let held = fixture.hold().await;
+    // The one that stays comes last, so that all of the batch is over when it is answered.
     let (leaving, staying) = (fixture.submit(11, 5), fixture.submit(HOLD, 5));
     fixture.strings.let_go();
     assert!(logit(held).await.is_ok());
