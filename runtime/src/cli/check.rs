@@ -36,6 +36,10 @@ impl Check {
         let mut rows = vec![HEADER.map(str::to_owned)];
         let mut problems = Vec::new();
         for member in &deployment.members {
+            if let Err(error) = supervisor::check_served(member) {
+                problems.push(error.to_string());
+                continue;
+            }
             match inspect(member) {
                 Ok(row) => rows.push(row),
                 Err(error) => problems.push(format!("{}: {}", member.name, one_line(&error))),
@@ -50,7 +54,6 @@ impl Check {
 
 /// Opens a member's package and reads its tokenizer and calibration; a row of the report.
 fn inspect(member: &Member) -> Result<[String; HEADER.len()]> {
-    supervisor::check_served(member)?;
     let path = || member.path.display().to_string();
     let package = supervisor::open(member).with_context(path)?;
     Vela::of_package(&package, member.noul_calibration, Limits::default()).with_context(path)?;
