@@ -46,12 +46,11 @@ pub(super) struct Ask {
 
 impl Ask {
     pub(super) fn run(self) -> Result<()> {
-        let member = match &self.member {
-            Some(path) => LocalMember::open(path, self.anchor.map_or_else(anchor_from_environment, |a| Ok(Some(a)))?)?,
-            None => {
-                eprintln!("no --member is given: a member with random weights answers, and its answers mean nothing");
-                LocalMember::demo()?
-            }
+        let member = if let Some(path) = &self.member {
+            LocalMember::open(path, self.anchor.map_or_else(anchor_from_environment, |anchor| Ok(Some(anchor)))?)?
+        } else {
+            eprintln!("no --member is given: a member with random weights answers, and its answers mean nothing");
+            LocalMember::demo()?
         };
         let response = answer(&member, &read_body(&self.request)?, self.strictness())?;
         writeln!(stdout(), "{response}").context("stdout")

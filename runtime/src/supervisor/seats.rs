@@ -40,7 +40,7 @@ pub enum SeatError {
     Unserved { member: String, profile: Profile, placement: config::Placement },
     /// This machine does not have the device.
     #[error("member {member}: {placement}: {source}")]
-    Device { member: String, placement: config::Placement, source: KernelError },
+    Device { member: String, placement: config::Placement, source: Box<KernelError> },
 }
 
 /// A seat for every member.
@@ -87,7 +87,7 @@ fn place(shared: &Arc<Shared>, placement: &config::Placement) -> Result<Placemen
     device(&cores).map_err(|source| SeatError::Device {
         member: shared.member.name.clone(),
         placement: placement.clone(),
-        source,
+        source: Box::new(source),
     })?;
     let shared = Arc::clone(shared);
     let factory = Box::new(move |progress: &LoadProgress| shared.load(&cores, progress));
