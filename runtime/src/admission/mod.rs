@@ -145,7 +145,6 @@ impl From<Refusal> for Refused {
             Refusal::Invalid(details) => Refused::Invalid(details),
             Refusal::TooLong { message } => Refused::TooLong { message },
             Refusal::InvalidModelOutput { .. } => Refused::Internal { reason: "a logit is not finite".into() },
-            Refusal::Internal { reason } => Refused::Internal { reason },
         }
     }
 }

@@ -76,8 +76,6 @@ pub enum Refusal {
     TooLong { message: String },
     /// A logit is not finite.
     InvalidModelOutput { question: String },
-    /// The fault is not the client's; `reason` is for the log, and holds nothing of the request's text.
-    Internal { reason: String },
 }
 
 /// One entry of a 422's `detail`.

@@ -137,8 +137,11 @@ impl Vela {
     ) -> Result<(Plan, Unanswered), Refusal> {
         let state = read_state(state).map_err(|problem| Refusal::Invalid(vec![state_detail(problem)]))?;
         let Understood { mut asked, questions } = self.understand(&state, questions, strictness)?;
-        let parts = self.token_parts(&state, &questions).map_err(LayoutError::from)?;
-        let layout = self.layouter.lay_out(&self.tokenizer, &parts, &questions, strictness)?;
+        let parts = self.token_parts(&state, &questions).map_err(|error| unreadable_state(&error))?;
+        let layout = self
+            .layouter
+            .lay_out(&self.tokenizer, &parts, &questions, strictness)
+            .map_err(|error| refusal(error, &questions))?;
         mark_refused(&mut asked, &questions, &layout.refused);
         let input_tokens = layout.tokens();
         let (plan, reads) = layout.into_plan(&questions);
@@ -219,13 +222,20 @@ impl Family for Vela {
     }
 }
 
-impl From<LayoutError> for Refusal {
-    fn from(error: LayoutError) -> Self {
-        match error {
-            LayoutError::TooLong(problem) => Refusal::TooLong { message: problem.to_string() },
-            LayoutError::Tokenizer(error) => Refusal::Internal { reason: error.to_string() },
+/// A request that cannot be laid out. Whoever sent a text that the tokenizer gives up on can send another: the fault is
+/// not the server's.
+fn refusal(error: LayoutError, questions: &[Question]) -> Refusal {
+    match error {
+        LayoutError::TooLong(problem) => Refusal::TooLong { message: problem.to_string() },
+        LayoutError::Tokenizer { question, error } => {
+            let problem = Problem { loc: Vec::new(), code: "unsupported", msg: error.to_string() };
+            Refusal::Invalid(vec![question_detail(&questions[question].id, problem)])
         }
     }
+}
+
+fn unreadable_state(error: &TokenizerError) -> Refusal {
+    Refusal::Invalid(vec![Detail { loc: keys(["body", "state"]), msg: error.to_string(), code: "type" }])
 }
 
 fn is_read_by_span(role: Role, questions: &[Question]) -> bool {
@@ -255,7 +265,7 @@ fn mark_refused(asked: &mut [Asked], questions: &[Question], refused: &[(usize, 
             let error = &refused[place].1;
             let code = match error {
                 LayoutError::TooLong(_) => "too_long",
-                LayoutError::Tokenizer(_) => "unsupported",
+                LayoutError::Tokenizer { .. } => "unsupported",
             };
             let failure = Failure { kind: kind.clone(), code, message: error.to_string() };
             *entry = Asked::Failed { id: questions[*index].id.clone(), failure };

@@ -164,8 +164,9 @@ impl fmt::Display for TooLong {
 pub enum LayoutError {
     #[error("{0}")]
     TooLong(TooLong),
-    #[error(transparent)]
-    Tokenizer(#[from] TokenizerError),
+    /// The tokenizer gives up on a text of this question.
+    #[error("{error}")]
+    Tokenizer { question: usize, error: TokenizerError },
 }
 
 impl From<TooLong> for LayoutError {
@@ -219,10 +220,13 @@ impl Layouter {
         for (index, question) in questions.iter().enumerate() {
             match QuestionPieces::new(tokenizer, &self.shared, question) {
                 Ok(of_question) => pieces.push(Some(of_question)),
-                Err(error) if strictness == Strictness::AllOrNothing => return Err(error.into()),
                 Err(error) => {
+                    let problem = LayoutError::Tokenizer { question: index, error };
+                    if strictness == Strictness::AllOrNothing {
+                        return Err(problem);
+                    }
                     pieces.push(None);
-                    layout.refused.push((index, error.into()));
+                    layout.refused.push((index, problem));
                 }
             }
         }

@@ -4,7 +4,7 @@ use serde_json::json;
 
 use super::decisions::{Asking, asking, decide, failed_ids, failures, value};
 use super::*;
-use crate::wire::response::{Answer, Decision};
+use crate::wire::response::{Answer, Decision, write_details};
 
 /// A released vocabulary has tokens of 64 `#`, each of which is a word; here a token of the fixtures stands for one.
 const HASHES: usize = 64;
@@ -123,12 +123,24 @@ fn a_question_without_tokens_fails_by_itself() {
     assert_eq!(failed_ids(&decision), ["hostile"]);
     let [message] = failure_messages(&decision)[..] else { panic!("{decision:?}") };
     assert!(message.contains("cannot be encoded"), "{message}");
-    let refused = vela.render(&state, &questions, Strictness::AllOrNothing).err();
-    assert!(matches!(refused, Some(Refusal::Internal { .. })), "{refused:?}");
+    let refused = entry(vela.render(&state, &questions, Strictness::AllOrNothing).err());
+    assert_eq!(refused, (json!(["body", "questions", "hostile"]), "unsupported"));
+    for strictness in [Strictness::AllOrNothing, Strictness::PerQuestion] {
+        let refused = entry(vela.render(&value(&json!(HOSTILE)), &questions[1..], strictness).err());
+        assert_eq!(refused, (json!(["body", "state"]), "type"));
+    }
     questions.remove(0);
     let expected = decide(&vela, &state, &questions, Strictness::PerQuestion);
     assert_eq!(decision.answers[1..], expected.answers, "as if it had not been asked");
     assert_eq!((decision.input_tokens, decision.spans), (expected.input_tokens, expected.spans));
+}
+
+/// The only entry of a 422: its place and its code.
+fn entry(refused: Option<Refusal>) -> (Json, &'static str) {
+    let Some(Refusal::Invalid(details)) = refused else { panic!("{refused:?}") };
+    let body: Json = serde_json::from_str(&write_details(&details)).unwrap();
+    assert_eq!(details.len(), 1, "{body}");
+    (body["detail"][0]["loc"].clone(), details[0].code)
 }
 
 /// The state's tokens would be of no use, and here it has none.
