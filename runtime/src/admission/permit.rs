@@ -35,8 +35,9 @@ pub struct Gate {
 /// written), not by whoever waits for that: a client that leaves gives nothing back before its work is gone.
 #[derive(Debug)]
 pub struct Ticket {
-    pub permit: Permit,
+    // Dropped first: where the gate is idle, nothing is held.
     pub held: Held,
+    pub permit: Permit,
 }
 
 /// One request's place. Dropping it gives the place and its tokens back.
