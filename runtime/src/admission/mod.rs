@@ -8,8 +8,8 @@
 //! so that however many of them come, short ones are read beside them.
 //!
 //! Invariant: a request's ticket moves with its work and ends with it, not with whoever waited. Queues that have no
-//! bound of their own (the arbiters', the executors') are bounded by the tickets of what lies in them. Absent on purpose: statuses and headers (`http`
-//! holds that table), token ids, devices.
+//! bound of their own (the arbiters', the executors') are bounded by the tickets of what lies in them. Absent on
+//! purpose: statuses and headers (`http` holds that table), token ids, devices.
 
 mod decompress;
 mod held;

@@ -5,8 +5,8 @@
 //! waiting or running, when the submitter is gone or its deadline has passed.
 //!
 //! Invariant: every [`Job`] gets exactly one reply while its submitter waits for it, and what its request occupies
-//! stays counted until the job is gone. A panic or an error ends a batch, never the thread. Absent on purpose: deciding when to build again (the supervisor's) and what
-//! a reply means to a client (admission's).
+//! stays counted until the job is gone. A panic or an error ends a batch, never the thread. Absent on purpose:
+//! deciding when to build again (the supervisor's) and what a reply means to a client (admission's).
 
 mod actor;
 mod batch;
