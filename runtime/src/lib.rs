@@ -14,4 +14,6 @@ pub mod member;
 pub mod metrics;
 pub mod model;
 pub mod supervisor;
+#[cfg(test)]
+mod testing;
 pub mod wire;

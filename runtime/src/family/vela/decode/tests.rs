@@ -139,8 +139,7 @@ const FRAGMENTS: [&str; 46] = [
 
 #[test]
 fn decoding_equals_a_naive_implementation_on_generated_texts() {
-    let seed = rand::random();
-    println!("seed {seed}");
+    let seed = crate::testing::seed();
     let mut random = StdRng::seed_from_u64(seed);
     let mut spans_seen = 0;
     for _ in 0..4_000 {
