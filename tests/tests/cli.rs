@@ -193,6 +193,7 @@ fn a_synthetic_member_answers_the_golden_request_by_its_anchor() {
     let folder = folder();
     let finished = run(SYNOD, &["synth", "--shape", "tiny", "--seed", "1", "--out", "tiny"], folder.path(), "");
     assert_eq!(finished.code, Some(0), "{}", finished.stderr);
+    assert!(!finished.stderr.contains(['\r', '\u{1b}']), "a bar where nobody looks: {:?}", finished.stderr);
     let package = folder.path().join("tiny");
     let server = Server::start(SYNOD, &Deployment::default().member("tiny", &package));
     let reply = server.ask(fixtures::with_model(&fixtures::text("golden-request.json"), "tiny"));

@@ -5,10 +5,13 @@
 //! the oracle give it); any other refusal by its status and `error.code`. The table also holds what must be accepted
 //! although it looks wrong, because a reader that refuses too much breaks clients as well.
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
+use std::fs;
 
 use serde_json::{Value, json};
 use synod_tests::deployment::Deployment;
+use synod_tests::fixtures;
 use synod_tests::http::{Reply, raw_post};
 use synod_tests::server::Server;
 
@@ -173,6 +176,21 @@ fn the_table_is_large_enough_and_names_each_rule_once() {
     assert!(repeated.is_empty(), "rules named twice: {repeated:?}");
 }
 
+/// A rule that loses its last row is missed here. Kev's codes and `state_too_long` come with Kev.
+#[test]
+fn the_table_has_every_code_of_a_422_entry() {
+    let rows = table();
+    let entries = rows.iter().filter_map(|row| match &row.expected {
+        Expected::Entries(entries) => Some(entries),
+        _ => None,
+    });
+    let found: BTreeSet<&str> = entries.flatten().filter_map(|entry| entry["type"].as_str()).collect();
+    let codes = "missing extra_forbidden dict_type list_type string_type float_type type literal_error too_short too_long \
+                 blank blank_part empty_object duplicate range unknown_part one_part name_taken unsupported";
+    let missing: Vec<&str> = codes.split_whitespace().filter(|code| !found.contains(code)).collect();
+    assert!(missing.is_empty(), "no row for {missing:?}");
+}
+
 /// The check itself must be able to fail.
 #[test]
 fn a_reply_that_breaks_its_rule_is_a_problem() {
@@ -202,6 +220,32 @@ fn a_missing_model_is_an_entry_where_the_deployment_has_no_default() {
     let reply = server.ask(format!(r#"{{"state":"late","questions":{{"q":{NOUL}}}}}"#));
     let matches = entries_match(&[entry(json!(["model"]), "missing", "")], &reply.json()["detail"]);
     assert_eq!((reply.status, matches), (422, true), "{}", reply.text());
+}
+
+/// All fixture members have every schema, so this one is a copy that lacks one.
+#[test]
+fn a_preset_that_the_member_has_no_schema_for_is_unsupported() {
+    let folder = tempfile::tempdir().expect("a temporary folder can be made");
+    for file in fs::read_dir(fixtures::path("members/tiny-router")).expect("the fixture is there") {
+        let file = file.expect("a fixture is readable").path();
+        fs::copy(&file, folder.path().join(file.file_name().expect("a file has a name"))).expect("a copy is written");
+    }
+    let rewrite = |name: &str, change: &dyn Fn(&mut Value)| {
+        let path = folder.path().join(name);
+        let mut json = serde_json::from_slice(&fs::read(&path).expect("it was copied")).expect("it is JSON");
+        change(&mut json);
+        fs::write(&path, json.to_string()).expect("a temporary file is writable");
+        fixtures::sha256(&fs::read(&path).expect("it was written"))
+    };
+    let digest = rewrite("calibration.json", &|json| {
+        json.as_object_mut().and_then(|json| json.remove("halu_schema")).expect("it has the schema");
+    });
+    rewrite("MODEL_MANIFEST.json", &|json| json["files_sha256"]["calibration.json"] = digest.clone().into());
+
+    let server = Server::start(SYNOD, &Deployment::default().member("tiny-08b", folder.path()));
+    let reply = server.ask(with_question(r#"{"preset":"halu"}"#));
+    let expected = entry(json!(["questions", "q", "preset"]), "unsupported", "this member has no halu schema");
+    assert!(entries_match(&[expected], &reply.json()["detail"]), "{} {}", reply.status, reply.text());
 }
 
 #[test]

@@ -52,6 +52,7 @@ fn sizes() -> Vec<Row> {
 fn media_types() -> Vec<Row> {
     let bad = |rule: &str| Row::new(rule, good(), Expected::Error(415, "content_type"));
     vec![
+        Row { headers: Vec::new(), ..bad("no content type") },
         bad("plain text").content_type("text/plain"),
         bad("a form").content_type("application/x-www-form-urlencoded"),
         bad("multipart").content_type("multipart/form-data; boundary=x"),
@@ -71,5 +72,6 @@ fn routes() -> Vec<Row> {
         unknown("an unknown route", "unknown_route").to("POST", "/v1/nothing"),
         unknown("a route with a trailing slash", "unknown_route").to("POST", "/v1/systemone/"),
         Row::new("an unknown model", good().replace("tiny-08b", "vela-900b"), Expected::Error(404, "unknown_model")),
+        Row::new("an empty model", good().replace("tiny-08b", ""), Expected::Error(404, "unknown_model")),
     ]
 }
