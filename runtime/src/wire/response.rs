@@ -7,7 +7,7 @@ use super::json::Value;
 
 /// Code points of what a client sent that a refusal or a failed question repeats: the longest id that a deployment
 /// may allow. Eight megabytes of unknown key need not be sent back.
-const MAX_ECHO_CHARS: usize = 1024;
+pub const MAX_ECHO_CHARS: usize = 1024;
 
 /// One state's part of a response: everything but `model`.
 #[derive(Clone, Debug, PartialEq)]
@@ -41,7 +41,7 @@ pub enum Answer {
         legend: Vec<String>,
         probabilities: Vec<f64>,
     },
-    /// `/v1/decisions` only. `kind` is the question's `type` as sent, null if unreadable.
+    /// `/v1/decisions` only. `kind` is the question's `type` as sent, null if unreadable or longer than [`MAX_ECHO_CHARS`].
     Failed {
         kind: Value,
         error: String,

@@ -24,9 +24,10 @@ use self::state::{Part, Role, State, StateProblem, read_state};
 use self::tokens::{Tokenizer, TokenizerError};
 use super::{Family, Plan, Rendered};
 use crate::member::Package;
+use crate::wire::canonical::compact;
 use crate::wire::json::Value;
 use crate::wire::request::{self, Limits, Strictness};
-use crate::wire::response::{Detail, Loc, Refusal};
+use crate::wire::response::{Detail, Loc, MAX_ECHO_CHARS, Refusal};
 
 /// A Vela member's reading and answering: its tokenizer, calibration and limits.
 pub struct Vela {
@@ -273,15 +274,12 @@ fn mark_refused(asked: &mut [Asked], questions: &[Question], refused: &[(usize, 
     }
 }
 
-/// The most characters of a `type` that an answer repeats; the longest known one has six.
-const MAX_KIND_CHARS: usize = 64;
-
-/// A question's `type` as sent; null if there is none to read, which anything but a short text is: a body of megabytes
-/// must not come back, once for each question that fails.
+/// A question's `type` as sent, whatever JSON it is; null if there is none, or if its text is longer than what a refusal
+/// repeats.
 fn kind_as_sent(body: &request::Question) -> Value {
-    let kind = body.as_object().and_then(|body| body.get("type")).and_then(Value::as_str);
-    let kind = kind.filter(|kind| kind.chars().nth(MAX_KIND_CHARS).is_none());
-    kind.map_or(Value::Null, |kind| Value::Text(kind.to_owned()))
+    let kind = body.as_object().and_then(|body| body.get("type"));
+    let is_short = |kind: &&Value| compact(kind).chars().nth(MAX_ECHO_CHARS).is_none();
+    kind.filter(is_short).cloned().unwrap_or(Value::Null)
 }
 
 fn state_detail(problem: StateProblem) -> Detail {

@@ -46,7 +46,7 @@ fn invalid_questions_stand_in_their_place_and_change_nothing_else() {
     let alone = decide(&case.vela, &case.state, &case.questions, Strictness::PerQuestion);
     assert_eq!(without_failures(&decision), alone);
 
-    let kinds = [json!("span"), json!("choice"), Json::Null, Json::Null, Json::Null, json!("set")];
+    let kinds = [json!("span"), json!("choice"), json!(["span"]), Json::Null, Json::Null, json!("set")];
     let codes = ["range", "too_short", "literal_error", "dict_type", "extra_forbidden", "blank"];
     let failed = failures(&decision);
     assert_eq!(failed.len(), invalid.len());
@@ -57,6 +57,21 @@ fn invalid_questions_stand_in_their_place_and_change_nothing_else() {
     let ids: Vec<&str> = decision.answers.iter().map(|(id, _)| id.as_str()).filter(|id| !id.contains('.')).collect();
     let asked: Vec<&str> = mixed.iter().map(|(id, _)| id.as_str()).filter(|id| *id != "topics").collect();
     assert_eq!(ids, asked);
+}
+
+#[test]
+fn a_type_comes_back_as_sent_unless_it_is_long() {
+    let case = named_case("vela/tiny-08b/golden.json");
+    let as_sent = |kind: Json| {
+        let asked = asking(&json!({"q": {"type": kind, "instructions": "?"}}));
+        let decision = decide(&case.vela, &case.state, &asked, Strictness::PerQuestion);
+        failures(&decision)[0].1.clone()
+    };
+    for kind in [json!("rank"), json!(5), json!({"a": [null, 0.5]}), json!("é".repeat(1022))] {
+        assert_eq!(as_sent(kind.clone()), value(&kind));
+    }
+    assert_eq!(as_sent(json!("x".repeat(1023))), Value::Null);
+    assert_eq!(as_sent(json!(["x".repeat(100_000)])), Value::Null);
 }
 
 /// Under its own id, so that the client finds it; nowhere else is so long an id repeated whole.
