@@ -12,7 +12,7 @@ use synod_kernels::cpu::CpuDevice;
 use crate::family::vela::Vela;
 use crate::family::{Family, Logits, Rendered, Tree};
 use crate::member::demo::Demo;
-use crate::member::{Anchor, Package, Progress, Trust};
+use crate::member::{Anchor, MemberFiles, Progress, Trust};
 use crate::model::{Forward, Model};
 use crate::wire::request::Limits;
 
@@ -23,7 +23,7 @@ pub struct LocalMember {
 }
 
 enum Source {
-    Given(Box<Package>),
+    Given(Box<MemberFiles>),
     /// Keeps its folder until it is dropped.
     Demo(Box<Demo>),
 }
@@ -35,7 +35,7 @@ impl LocalMember {
     /// A package that is not what it should be, named with its path.
     pub fn open(path: &Path, anchor: Option<Anchor>) -> Result<Self> {
         let trust = anchor.map_or(Trust::Released, Trust::Anchored);
-        let package = Package::open(path, trust).with_context(|| path.display().to_string())?;
+        let package = MemberFiles::open(path, trust).with_context(|| path.display().to_string())?;
         Self::of(Source::Given(Box::new(package)))
     }
 
@@ -53,7 +53,7 @@ impl LocalMember {
     }
 
     /// The package.
-    pub fn package(&self) -> &Package {
+    pub fn package(&self) -> &MemberFiles {
         self.source.package()
     }
 
@@ -72,7 +72,7 @@ impl LocalMember {
 }
 
 impl Source {
-    fn package(&self) -> &Package {
+    fn package(&self) -> &MemberFiles {
         match self {
             Source::Given(package) => package,
             Source::Demo(demo) => demo.package(),

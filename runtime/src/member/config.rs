@@ -12,7 +12,7 @@ const MAX_LENGTH_TOKENS: usize = 1 << 20;
 const MAX_HEAD_DIM: usize = 1 << 12;
 const MAX_SLOTS: usize = 1 << 12;
 
-/// `config.json`. Deserialising checks types only; the config of an open [`super::Package`] is validated.
+/// `config.json`. Deserialising checks types only; the config of an open [`super::MemberFiles`] is validated.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 pub struct MemberConfig {
     pub model_type: String,

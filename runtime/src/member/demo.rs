@@ -5,12 +5,12 @@ use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
 use super::synth::{self, Shape, SynthError, SynthSpec};
-use super::{Anchor, MemberError, Package, Trust};
+use super::{Anchor, MemberError, MemberFiles, Trust};
 
 /// A synthetic member of shape `tiny` and seed 1 in a temporary folder, which is removed when this is dropped. It
 /// needs no anchor from outside: this process made it, and anchors it with what it wrote.
 pub struct Demo {
-    package: Package,
+    package: MemberFiles,
     anchor: Anchor,
     path: PathBuf,
     /// Removes the folder around `path` when it is dropped.
@@ -42,12 +42,12 @@ impl Demo {
         let spec = SynthSpec { shape: Shape::Tiny, layers: None, vocab: None, seed: 1 };
         let path = folder.path().join("member");
         let anchor = synth::write(&spec, &path, &())?.anchor;
-        let package = Package::open(&path, Trust::Anchored(anchor))?;
+        let package = MemberFiles::open(&path, Trust::Anchored(anchor))?;
         Ok(Self { package, anchor, path, _folder: folder })
     }
 
     /// The member, opened.
-    pub fn package(&self) -> &Package {
+    pub fn package(&self) -> &MemberFiles {
         &self.package
     }
 
@@ -71,8 +71,8 @@ mod tests {
         let demo = Demo::create().unwrap();
         assert_eq!(demo.package().model_name(), "synth/tiny-4-2000-1");
         assert!(demo.package().has_broad_head());
-        assert!(matches!(Package::open(demo.path(), Trust::Released), Err(MemberError::NotReleased { .. })));
-        let again = Package::open(demo.path(), Trust::Anchored(demo.anchor())).unwrap();
+        assert!(matches!(MemberFiles::open(demo.path(), Trust::Released), Err(MemberError::NotReleased { .. })));
+        let again = MemberFiles::open(demo.path(), Trust::Anchored(demo.anchor())).unwrap();
         assert_eq!(again.digest(), demo.package().digest());
         let folder = demo.path().parent().unwrap().to_owned();
         drop(demo);

@@ -1,7 +1,7 @@
 //! Files become trusted here: digests, paths, inventories, and the only type that weights load from.
 //!
 //! In the order a package passes: `paths` confines and opens, `registry` and [`Anchor`] say what is trusted,
-//! `config` and `heads` say what must be there, `shard` reads the headers of weight files, [`Package`] puts these
+//! `config` and `heads` say what must be there, `shard` reads the headers of weight files, [`MemberFiles`] puts these
 //! together, and its `read_tensors` hands on bytes while it hashes them. [`EmbeddingRows`] reads the one tensor that
 //! stays in its file. [`synth`] and [`demo`] make members where no released weights are.
 //!
@@ -27,7 +27,7 @@ pub use config::{MemberConfig, SpanHeadConfig, SpanLayout};
 pub use digest::{Anchor, Digest};
 pub use error::MemberError;
 pub(crate) use excerpt::Excerpt;
-pub use package::{Package, Trust};
+pub use package::{MemberFiles, Trust};
 pub use read::Progress;
 pub use rows::EmbeddingRows;
 

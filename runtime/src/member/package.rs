@@ -30,8 +30,8 @@ pub enum Trust {
 }
 
 /// A package whose small files are verified and in memory, and whose weight files are open with their headers read and
-/// checked against the config. The bytes of the weights are verified by [`Package::read_tensors`] as it reads them.
-pub struct Package {
+/// checked against the config. The bytes of the weights are verified by [`MemberFiles::read_tensors`] as it reads them.
+pub struct MemberFiles {
     /// Of `MODEL_MANIFEST.json`.
     digest: String,
     config: MemberConfig,
@@ -61,7 +61,7 @@ struct Listing<'a> {
     origin: String,
 }
 
-impl Package {
+impl MemberFiles {
     /// Opens the package in the folder `path` and checks everything but the weights' own bytes.
     ///
     /// # Errors

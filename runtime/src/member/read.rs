@@ -10,7 +10,7 @@ use synod_kernels::HostTensor;
 
 use super::rows::{RowDigest, row_digest};
 use super::shard::{Shard, StoredTensor};
-use super::{Digest, EmbeddingRows, MemberError, Package};
+use super::{Digest, EmbeddingRows, MemberError, MemberFiles};
 
 /// Bytes that are read and hashed at a time: few enough to be in the cache still when they are hashed.
 const STEP_BYTES: usize = 1 << 20;
@@ -56,7 +56,7 @@ struct Delivery<'a> {
     give_back: Sender<Vec<u8>>,
 }
 
-impl Package {
+impl MemberFiles {
     /// Reads every weight file once, verifies it, and shows `visit` every tensor but the embedding under its full name
     /// (`backbone.layers.0…`, `head.…`, `set_bias`, `span2.…`, `span_broad.…`). The embedding's rows stay in the file.
     ///
@@ -78,7 +78,7 @@ impl Package {
         self.read_tensors_on(thread::Builder::new, progress, visit)
     }
 
-    /// [`Package::read_tensors`] on threads that `builder` starts.
+    /// [`MemberFiles::read_tensors`] on threads that `builder` starts.
     fn read_tensors_on<E: From<MemberError>>(
         &self,
         builder: fn() -> thread::Builder,

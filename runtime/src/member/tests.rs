@@ -29,8 +29,8 @@ fn fixture_anchor(member: &str) -> Anchor {
     Anchor(line[..64].parse().unwrap())
 }
 
-pub(super) fn fixture(member: &str) -> Package {
-    Package::open(&Path::new(MEMBERS).join(member), Trust::Anchored(fixture_anchor(member))).unwrap()
+pub(super) fn fixture(member: &str) -> MemberFiles {
+    MemberFiles::open(&Path::new(MEMBERS).join(member), Trust::Anchored(fixture_anchor(member))).unwrap()
 }
 
 /// A copy of a fixture member that may be spoiled.
@@ -108,8 +108,8 @@ impl Copy {
         self.anchor = Anchor(Digest::of(&fs::read(self.path(MANIFEST)).unwrap()));
     }
 
-    fn open(&self) -> Result<Package, MemberError> {
-        Package::open(&self.path(""), Trust::Anchored(self.anchor))
+    fn open(&self) -> Result<MemberFiles, MemberError> {
+        MemberFiles::open(&self.path(""), Trust::Anchored(self.anchor))
     }
 
     /// The refusal of opening or else of reading.
@@ -124,7 +124,7 @@ impl Copy {
     }
 }
 
-fn read(package: &Package) -> Result<EmbeddingRows, MemberError> {
+fn read(package: &MemberFiles) -> Result<EmbeddingRows, MemberError> {
     package.read_tensors(&(), &mut |_, _| Ok(()))
 }
 
@@ -180,7 +180,7 @@ fn every_fixture_opens_with_its_anchor_and_shows_every_tensor_once() {
 
 #[test]
 fn an_unanchored_local_member_is_refused_by_its_name_with_the_digest_to_anchor() {
-    let error = Package::open(&Path::new(MEMBERS).join("tiny-4b"), Trust::Released).err().unwrap();
+    let error = MemberFiles::open(&Path::new(MEMBERS).join("tiny-4b"), Trust::Released).err().unwrap();
     let anchor = fixture_anchor("tiny-4b");
     assert_eq!(
         error.to_string(),
@@ -194,7 +194,7 @@ fn an_unanchored_local_member_is_refused_by_its_name_with_the_digest_to_anchor()
 #[test]
 fn another_members_anchor_is_refused() {
     let anchor = fixture_anchor("tiny-4b");
-    let error = Package::open(&Path::new(MEMBERS).join("tiny-08b"), Trust::Anchored(anchor)).err().unwrap();
+    let error = MemberFiles::open(&Path::new(MEMBERS).join("tiny-08b"), Trust::Anchored(anchor)).err().unwrap();
     let found = fixture_anchor("tiny-08b").0;
     assert_eq!(
         error.to_string(),
@@ -445,7 +445,7 @@ fn text_of_a_package_is_quoted_escaped_and_cut() {
     let mut copy = Copy::new("tiny-08b");
     copy.edit_json("config.json", |config| config["model_name"] = json!(evil()));
     copy.seal();
-    let refusal = Package::open(&copy.path(""), Trust::Released).err().unwrap().to_string();
+    let refusal = MemberFiles::open(&copy.path(""), Trust::Released).err().unwrap().to_string();
     assert!(refusal.contains(SHOWN) && !refusal.contains(char::is_control) && refusal.len() < 1000, "{refusal:?}");
 }
 

@@ -18,7 +18,7 @@ use self::parameters::Parameters;
 use self::qwen3_5::forest::{self, Forest};
 use self::qwen3_5::{Backbone, Workspace};
 use crate::family::{Logits, Readout, Tree};
-use crate::member::{Package, Progress};
+use crate::member::{MemberFiles, Progress};
 
 /// What a loaded member computes.
 pub trait Forward: Send {
@@ -61,7 +61,7 @@ impl<D: Device> Model<D> {
     /// they were verified; a device without room.
     pub fn load(
         device: D,
-        package: &Package,
+        package: &MemberFiles,
         batch_tokens: usize,
         progress: &dyn Progress,
     ) -> Result<Self, ModelError> {

@@ -14,7 +14,7 @@ use synod_kernels::cpu::CpuDevice;
 use super::{Listing, Placement, Seat};
 use crate::executor::{Face, LoadProgress, Loaded};
 use crate::family::vela::Vela;
-use crate::member::{Anchor, Digest, MemberError, Package, Progress, Trust};
+use crate::member::{Anchor, Digest, MemberError, MemberFiles, Progress, Trust};
 use crate::model::Model;
 use crate::wire::request::Limits;
 
@@ -62,10 +62,10 @@ pub fn check_served(member: &config::Member) -> Result<(), SeatError> {
 /// Opens a member's package: by its anchor, or as a released one.
 ///
 /// # Errors
-/// As [`Package::open`].
-pub fn open(member: &config::Member) -> Result<Package, MemberError> {
+/// As [`MemberFiles::open`].
+pub fn open(member: &config::Member) -> Result<MemberFiles, MemberError> {
     let trust = member.anchor.map_or(Trust::Released, |anchor| Trust::Anchored(Anchor(Digest::from(anchor.0))));
-    Package::open(&member.path, trust)
+    MemberFiles::open(&member.path, trust)
 }
 
 fn seat(member: &config::Member, seating: Seating) -> Result<Seat, SeatError> {
@@ -118,7 +118,7 @@ struct Shared {
 }
 
 struct Opened {
-    package: Package,
+    package: MemberFiles,
     face: Arc<Face>,
 }
 

@@ -23,7 +23,7 @@ use self::questions::{Kind, Problem, Question, read_questions};
 use self::state::{Part, Role, State, StateProblem, read_state};
 use self::tokens::{Tokenizer, TokenizerError};
 use super::{Family, Plan, Rendered};
-use crate::member::Package;
+use crate::member::MemberFiles;
 use crate::wire::canonical::compact;
 use crate::wire::json::Value;
 use crate::wire::request::{self, Limits, Strictness};
@@ -110,7 +110,7 @@ impl Vela {
     ///
     /// # Errors
     /// As [`Vela::new`].
-    pub fn of_package(package: &Package, noul_calibration: bool, limits: Limits) -> Result<Self, VelaError> {
+    pub fn of_package(package: &MemberFiles, noul_calibration: bool, limits: Limits) -> Result<Self, VelaError> {
         let config = package.config();
         let layout = LayoutParameters {
             max_length: config.max_length,

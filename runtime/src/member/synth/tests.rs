@@ -10,7 +10,7 @@ use sha2::{Digest as _, Sha256};
 use super::files::{header, shard, stream, stream_on};
 use super::values::SynthTensor;
 use super::*;
-use crate::member::{Digest, MemberError, Package, Trust};
+use crate::member::{Digest, MemberError, MemberFiles, Trust};
 
 const FIXTURES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures");
 
@@ -88,7 +88,7 @@ fn a_written_member_opens_and_its_files_hold_the_recorded_tensors() {
     let out = folder.path().join("nested/member");
     let report = write(&spec(Shape::Tiny), &out, &()).unwrap();
     assert_eq!(report.model_name, "synth/tiny-4-2000-1");
-    let package = Package::open(&out, Trust::Anchored(report.anchor)).unwrap();
+    let package = MemberFiles::open(&out, Trust::Anchored(report.anchor)).unwrap();
     assert_eq!(package.model_name(), report.model_name);
     package.read_tensors::<MemberError>(&(), &mut |_, _| Ok(())).unwrap();
 

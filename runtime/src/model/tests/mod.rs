@@ -11,7 +11,7 @@ use synod_kernels::Device;
 use synod_kernels::cpu::CpuDevice;
 
 use super::Model;
-use crate::member::{Anchor, Digest, Package, Trust};
+use crate::member::{Anchor, Digest, MemberFiles, Trust};
 
 /// What a logit may differ from the oracle's, times `max(1, |reference|)` (spec: synth.md; the fp32 gate).
 const LOGIT_GATE: f64 = 1e-4;
@@ -41,7 +41,7 @@ fn load<D: Device>(device: D, member: &str) -> Model<D> {
 fn load_with_passes<D: Device>(device: D, member: &str, batch_tokens: usize) -> Model<D> {
     let folder = fixtures("members").join(member);
     let anchor = Anchor(Digest::of(&fs::read(folder.join("MODEL_MANIFEST.json")).unwrap()));
-    let package = Package::open(&folder, Trust::Anchored(anchor)).unwrap();
+    let package = MemberFiles::open(&folder, Trust::Anchored(anchor)).unwrap();
     Model::load(device, &package, batch_tokens, &()).unwrap()
 }
 

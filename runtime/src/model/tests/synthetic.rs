@@ -9,7 +9,7 @@ use std::io::{self, Write};
 use super::cpu;
 use super::recorded::check_cases;
 use crate::member::synth::{self, Shape, SynthSpec};
-use crate::member::{Package, Trust};
+use crate::member::{MemberFiles, Trust};
 use crate::model::Model;
 
 const VOCAB: usize = 2000;
@@ -20,7 +20,7 @@ fn check(shape: Shape, layers: usize, folder: &str, cases: &[&str]) {
     let parent = tempfile::tempdir().unwrap();
     let path = parent.path().join("member");
     let report = synth::write(&spec, &path, &()).unwrap();
-    let package = Package::open(&path, Trust::Anchored(report.anchor)).unwrap();
+    let package = MemberFiles::open(&path, Trust::Anchored(report.anchor)).unwrap();
     let mut model = Model::load(cpu(2), &package, 24_576, &()).unwrap();
     check_cases(&mut model, &format!("synth/{folder}"), Some(cases));
 }
