@@ -9,7 +9,7 @@ use clap::Args;
 use synod::cli::local::{LocalMember, compute};
 use synod::cli::progress::Bar;
 use synod::member::synth::{self, Shape, SynthSpec};
-use synod::member::{Anchor, Digest};
+use synod::member::{Anchor, Digest, Trust};
 use synod::model::qwen3_5::config::TensorKind;
 use synod::model::{Forward, Model};
 use synod::wire::json::{self, Value};
@@ -65,12 +65,12 @@ impl Requests {
         // Lives as long as the member: its embedding is read from its file.
         let folder = TempDir::with_prefix("synod-bench-")?;
         let opened = if let Some(path) = &self.member {
-            LocalMember::open(path, self.anchor)?
+            LocalMember::open(path, self.anchor.map_or(Trust::Released, Trust::Anchored))?
         } else {
             let path = folder.path().join("member");
             let spec = SynthSpec { shape: Shape::Vela08b, layers: None, vocab: None, seed: 1 };
             let report = synth::write(&spec, &path, &Bar::new("writing"))?;
-            LocalMember::open(&path, Some(report.anchor))?
+            LocalMember::open(&path, Trust::Anchored(report.anchor))?
         };
         let mut bench = Bench::load(opened, cores)?;
         for name in REQUESTS {
@@ -85,7 +85,7 @@ impl Requests {
     fn recorded(&self, member: &str, cores: &[usize]) -> Result<()> {
         let package = self.fixtures.join("members").join(member);
         let manifest = fs::read(package.join("MODEL_MANIFEST.json")).with_context(|| package.display().to_string())?;
-        let opened = LocalMember::open(&package, Some(Anchor(Digest::of(&manifest))))?;
+        let opened = LocalMember::open(&package, Trust::Anchored(Anchor(Digest::of(&manifest))))?;
         let mut bench = Bench::load(opened, cores)?;
         for path in cases(&self.fixtures.join("vela").join(member))? {
             if let Some(body) = answered(&path).with_context(|| path.display().to_string())? {

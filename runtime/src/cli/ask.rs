@@ -7,18 +7,14 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, anyhow};
 use synod_kernels::cpu::CpuDevice;
 
+use super::anchor::AnchorArgument;
 use super::local::{LocalMember, compute};
 use super::progress::Bar;
 use crate::admission::Refused;
 use crate::http::Problem;
-use crate::member::Anchor;
 use crate::wire::json;
 use crate::wire::request::{Limits, Request, Strictness};
 use crate::wire::response::write_decision;
-
-/// Where an anchor may stand that should not be on the command line. For `ask` only: a deployment may have many members,
-/// and each has its anchor in the file.
-const ANCHOR_VARIABLE: &str = "SYNOD_ANCHOR";
 
 /// Answer one request with a member on this machine, without a server.
 ///
@@ -28,14 +24,8 @@ pub(super) struct Ask {
     /// Folder of the member's package; without it, a small member with random weights answers
     #[arg(long, value_name = "PATH")]
     member: Option<PathBuf>,
-    // As text: backticks, which documentation would need, have no place in a help page.
-    #[arg(
-        long,
-        value_name = "ANCHOR",
-        requires = "member",
-        help = "sha256:HEX of the package's MODEL_MANIFEST.json, unless it is a released member [env: SYNOD_ANCHOR]"
-    )]
-    anchor: Option<Anchor>,
+    #[command(flatten)]
+    anchor: AnchorArgument,
     /// Let every question succeed or fail by itself, as POST /v1/decisions does
     #[arg(long)]
     decisions: bool,
@@ -47,7 +37,7 @@ pub(super) struct Ask {
 impl Ask {
     pub(super) fn run(self) -> Result<()> {
         let member = if let Some(path) = &self.member {
-            LocalMember::open(path, self.anchor.map_or_else(anchor_from_environment, |anchor| Ok(Some(anchor)))?)?
+            LocalMember::open(path, self.anchor.trust()?)?
         } else {
             eprintln!("no --member is given: a member with random weights answers, and its answers mean nothing");
             LocalMember::demo()?
@@ -59,12 +49,6 @@ impl Ask {
     fn strictness(&self) -> Strictness {
         if self.decisions { Strictness::PerQuestion } else { Strictness::AllOrNothing }
     }
-}
-
-fn anchor_from_environment() -> Result<Option<Anchor>> {
-    let Some(anchor) = std::env::var_os(ANCHOR_VARIABLE) else { return Ok(None) };
-    let anchor = anchor.to_str().unwrap_or_default().parse().context(ANCHOR_VARIABLE)?;
-    Ok(Some(anchor))
 }
 
 fn read_body(path: &Path) -> Result<Vec<u8>> {

@@ -1,12 +1,12 @@
 //! `synod check`: everything about a deployment that can be known without loading weights.
 
-use std::fmt::Write as _;
-use std::io::{Write as _, stdout};
+use std::io::{Write, stdout};
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use synod_config::{Deployment, Member};
 
+use super::table::table;
 use super::{one_line, without_effect};
 use crate::family::vela::Vela;
 use crate::model::qwen3_5::config::TensorSpec;
@@ -69,31 +69,4 @@ fn inspect(member: &Member) -> Result<[String; HEADER.len()]> {
         config.max_length.to_string(),
         if member.anchor.is_some() { "its anchor" } else { "its release" }.to_owned(),
     ])
-}
-
-/// Columns as wide as their widest cell, two spaces apart.
-fn table<const N: usize>(rows: &[[String; N]]) -> String {
-    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or_default();
-    let widths: [usize; N] = std::array::from_fn(width);
-    let mut text = String::new();
-    for row in rows {
-        let mut line = String::new();
-        for (cell, width) in row.iter().zip(widths) {
-            write!(line, "{cell:width$}  ").expect("writing to a string cannot fail");
-        }
-        text.push_str(line.trim_end());
-        text.push('\n');
-    }
-    text
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn columns_are_aligned_by_characters() {
-        let rows = [["a", "bb"], ["ééé", ""], ["c", "d"]].map(|row| row.map(str::to_owned));
-        assert_eq!(table(&rows), "a    bb\nééé\nc    d\n");
-    }
 }

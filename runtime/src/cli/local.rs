@@ -12,7 +12,7 @@ use synod_kernels::cpu::CpuDevice;
 use crate::family::vela::Vela;
 use crate::family::{Family, Logits, Rendered, Tree};
 use crate::member::demo::Demo;
-use crate::member::{Anchor, MemberFiles, Progress, Trust};
+use crate::member::{MemberFiles, Progress, Trust};
 use crate::model::{Forward, Model};
 use crate::wire::request::Limits;
 
@@ -29,13 +29,13 @@ enum Source {
 }
 
 impl LocalMember {
-    /// Opens the package in a folder. Without an anchor it must be a released member.
+    /// Opens the package or bundle in a folder.
     ///
     /// # Errors
-    /// A package that is not what it should be, named with its path.
-    pub fn open(path: &Path, anchor: Option<Anchor>) -> Result<Self> {
-        let trust = anchor.map_or(Trust::Released, Trust::Anchored);
+    /// Files that are not what they should be, or rounded weights, named with their path.
+    pub fn open(path: &Path, trust: Trust) -> Result<Self> {
         let package = MemberFiles::open(path, trust).with_context(|| path.display().to_string())?;
+        package.check_exact().with_context(|| path.display().to_string())?;
         Self::of(Source::Given(Box::new(package)))
     }
 

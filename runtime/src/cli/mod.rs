@@ -3,12 +3,16 @@
 //! Each command is a module with its own arguments and `run`. Exit codes: 0 for success, 1 for a command that failed,
 //! 2 for arguments that make no command. Results go to stdout, everything else to stderr.
 
+mod anchor;
 mod ask;
 mod check;
+mod export;
 pub mod local;
 pub mod progress;
 mod serve;
 mod synth;
+mod table;
+mod verify;
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -29,6 +33,8 @@ enum Command {
     Serve(serve::Serve),
     Ask(ask::Ask),
     Check(check::Check),
+    Export(export::Export),
+    Verify(verify::Verify),
     Synth(synth::Synth),
 }
 
@@ -38,6 +44,8 @@ pub fn main() -> ExitCode {
         Command::Serve(serve) => serve.run(),
         Command::Ask(ask) => ask.run(),
         Command::Check(check) => check.run(),
+        Command::Export(export) => export.run(),
+        Command::Verify(verify) => verify.run(),
         Command::Synth(synth) => synth.run(),
     };
     match result {

@@ -1,4 +1,4 @@
-//! Why a package is refused.
+//! Why a package or a bundle is refused.
 
 use std::io;
 
@@ -13,6 +13,9 @@ pub enum MemberError {
     /// A file, or the package itself, could not be opened or read.
     #[error("{}: {source}; check that the package is complete and readable", Excerpt(file))]
     Io { file: String, source: io::Error },
+    /// A file of a bundle could not be written.
+    #[error("{}: {source}; check the place and the free space", Excerpt(file))]
+    Write { file: String, source: io::Error },
     /// A manifest or index names a file outside the package.
     #[error(
         "{}: expected relative paths inside the package, found \"{}\"; do not use this copy, fetch it again from its source",
@@ -30,14 +33,47 @@ pub enum MemberError {
     #[error("{}: expected at most {limit_bytes} bytes, found {found_bytes}; fetch the file again", Excerpt(file))]
     TooLarge { file: String, limit_bytes: u64, found_bytes: u64 },
     /// A file's content is not what was pinned, anchored or listed.
-    #[error("{}: expected SHA-256 {expected}, found {found}; fetch the file again from {origin}", Excerpt(file))]
-    Digest { file: String, expected: Digest, found: Digest, origin: String },
+    #[error("{}: expected SHA-256 {expected}, found {found}; {remedy}", Excerpt(file))]
+    Digest { file: String, expected: Digest, found: Digest, remedy: String },
     /// A file that is loaded has no digest in the manifest.
     #[error(
-        "MODEL_MANIFEST.json: files_sha256: expected a digest for {}, found none; fetch the package again from its source",
+        "{manifest}: expected a digest for {}, found none; fetch the package again from its source, or export the bundle again",
         Excerpt(file)
     )]
-    NotListed { file: String },
+    NotListed { manifest: &'static str, file: String },
+    /// A bundle holds something that its manifest does not list.
+    #[error(
+        "{}: expected only what manifest.json lists, found this too; remove it, or export the bundle again",
+        Excerpt(file)
+    )]
+    Unlisted { file: String },
+    /// A folder that is neither a package nor a bundle.
+    #[error(
+        "MODEL_MANIFEST.json: expected it in a package, or manifest.json in a bundle, found neither; name the folder of a package or a bundle"
+    )]
+    NoManifest,
+    /// A file of a bundle is missing, cut or grown.
+    #[error("{}: expected {expected}, found {found}; copy the bundle again, or export it again", Excerpt(file))]
+    Size { file: String, expected: String, found: String },
+    /// More entries than a member's folder has.
+    #[error(".: expected at most {limit} files and folders, found more; name the member's own folder")]
+    Entries { limit: usize },
+    /// A bundle without an anchor: its manifest would vouch for itself.
+    #[error(
+        "manifest.json: expected an anchor for this bundle, found none; if you trust this copy, give its anchor: sha256:{digest}"
+    )]
+    NotAnchored { digest: Digest },
+    /// A bundle that lacks half of a member, or whose weights were rounded more than was asked for.
+    #[error("manifest.json: serves: expected {expected}, found {found}; {remedy}")]
+    Serves { expected: String, found: String, remedy: &'static str },
+    /// A value of the manifest contradicts another one or a file.
+    #[error(
+        "manifest.json: {}: expected {}, found {}; export the bundle again",
+        Excerpt(key),
+        Excerpt(expected),
+        Excerpt(found)
+    )]
+    Manifest { key: String, expected: String, found: String },
     /// Neither released nor anchored.
     #[error(
         "config.json: model_name: expected a released member, found \"{}\"; if you trust this copy, give its anchor: sha256:{digest}",
@@ -51,11 +87,11 @@ pub enum MemberError {
     #[error("{}: expected {expected}, found other content: {}; fetch the file again", Excerpt(file), Excerpt(message))]
     Content { file: String, expected: &'static str, message: String },
     /// A value of `config.json` that cannot be served.
-    #[error("config.json: {source}; this member needs another version of the runtime, or its config is damaged")]
-    Config { source: ConfigError },
+    #[error("{file}: {source}; this member needs another version of the runtime, or its config is damaged")]
+    Config { file: &'static str, source: ConfigError },
     /// Broad weights came without the calibration that they are read with.
     #[error(
-        "calibration.json: expected a broad_head block, as broad_head.safetensors is there, found none; fetch the file again"
+        "calibration.json: expected a broad_head block, as there is a broad head, found none; fetch the file again"
     )]
     BroadHead,
     /// A weight file's header contradicts itself or the file.
@@ -63,7 +99,7 @@ pub enum MemberError {
     Header { file: String, what: String, expected: String, found: String },
     /// A tensor is missing, unknown, misplaced, or not of the shape that the config calls for.
     #[error(
-        "{}: {}: expected {}, found {}; config, index and weights must be of one release",
+        "{}: {}: expected {}, found {}; config, index and weights must be of one release or export",
         Excerpt(file),
         Excerpt(tensor),
         Excerpt(expected),
@@ -83,6 +119,11 @@ impl MemberError {
         Self::Io { file: file.to_owned(), source }
     }
 
+    /// An I/O error on `file`, which was being written.
+    pub(super) fn write(file: &str, source: io::Error) -> Self {
+        Self::Write { file: file.to_owned(), source }
+    }
+
     /// A header's defect in `file`.
     #[expect(clippy::needless_pass_by_value, reason = "literals, numbers and formatted texts read best by value")]
     pub(super) fn header(file: &str, what: impl ToString, expected: impl ToString, found: impl ToString) -> Self {
@@ -92,6 +133,12 @@ impl MemberError {
             expected: expected.to_string(),
             found: found.to_string(),
         }
+    }
+
+    /// A defect of a bundle's manifest.
+    #[expect(clippy::needless_pass_by_value, reason = "literals, numbers and formatted texts read best by value")]
+    pub(super) fn manifest(key: impl ToString, expected: impl ToString, found: impl ToString) -> Self {
+        Self::Manifest { key: key.to_string(), expected: expected.to_string(), found: found.to_string() }
     }
 
     /// A defect of one tensor of `file`.
@@ -105,11 +152,11 @@ impl MemberError {
         }
     }
 
-    /// `Ok` if the digests of `file` are equal; `origin` is where a sound copy can be had.
-    pub(super) fn check_digest(file: &str, expected: Digest, found: Digest, origin: &str) -> Result<(), Self> {
+    /// `Ok` if the digests of `file` are equal; `remedy` says how a sound copy can be had.
+    pub(super) fn check_digest(file: &str, expected: Digest, found: Digest, remedy: &str) -> Result<(), Self> {
         if expected == found {
             return Ok(());
         }
-        Err(Self::Digest { file: file.to_owned(), expected, found, origin: origin.to_owned() })
+        Err(Self::Digest { file: file.to_owned(), expected, found, remedy: remedy.to_owned() })
     }
 }

@@ -19,6 +19,16 @@ impl MemberConfig {
         self.span_head_tensors().into_iter().map(|tensor| tensor.prefixed("span_broad.")).collect()
     }
 
+    /// Every tensor of the heads, in the order of a bundle's `heads.safetensors`.
+    pub(super) fn head_inventory(&self, has_broad_head: bool) -> Vec<TensorSpec> {
+        let mut tensors = self.inventory();
+        tensors.retain(|tensor| !tensor.name.starts_with("backbone."));
+        if has_broad_head {
+            tensors.extend(self.broad_inventory());
+        }
+        tensors
+    }
+
     fn candidate_head_tensors(&self) -> Vec<TensorSpec> {
         let (hidden, d) = (self.backbone_config.hidden_size, self.head_dim);
         vec![

@@ -5,6 +5,7 @@ use std::collections::btree_map::Entry;
 use std::fmt;
 use std::marker::PhantomData;
 
+use serde::Serialize;
 use serde::de::{Deserialize, DeserializeOwned, Deserializer, Error, IgnoredAny, MapAccess, Visitor};
 
 use super::{Excerpt, MemberError};
@@ -22,6 +23,8 @@ pub(super) fn parse<T: DeserializeOwned>(file: &str, expected: &'static str, byt
 }
 
 /// A JSON object in which no key stands twice: two readers of a file could otherwise take different ones.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(transparent)]
 pub(super) struct UniqueMap<V>(pub(super) BTreeMap<String, V>);
 
 impl<'de, V: Deserialize<'de>> Deserialize<'de> for UniqueMap<V> {

@@ -5,7 +5,8 @@
 //! the `blobs` beside it. Whoever may write to the package can still swap a folder on the way between resolving and
 //! opening; such a file is refused by its digest like any other that is not the listed one.
 
-use std::fs::{File, OpenOptions};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, DirEntry, File, OpenOptions};
 use std::io::Read;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
@@ -15,7 +16,18 @@ use super::MemberError;
 /// The largest file that is read whole; tokenizers, the largest of them, have about 20 MB.
 const MAX_SMALL_FILE_BYTES: u64 = 64 << 20;
 
-/// The folder of a package.
+/// More entries than this are no member's folder.
+const MAX_ENTRIES: usize = 1 << 16;
+
+/// What is in a folder, at any depth; names are relative, their parts divided by `/`.
+#[derive(Default)]
+pub(super) struct Tree {
+    /// Every file with its size.
+    pub(super) files: BTreeMap<String, u64>,
+    pub(super) folders: BTreeSet<String>,
+}
+
+/// The folder of a package or a bundle.
 pub(super) struct Root {
     /// Absolute, without symlinks.
     folder: PathBuf,
@@ -48,6 +60,61 @@ impl Root {
         let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
         let file = OpenOptions::new().read(true).custom_flags(flags).open(&resolved).map_err(io)?;
         if file.metadata().map_err(io)?.is_file() { Ok(file) } else { Err(not_regular("a folder, pipe or device")) }
+    }
+
+    /// Everything in the folder.
+    ///
+    /// # Errors
+    /// [`MemberError::NotRegular`] for what [`Root::open`] would not open, [`MemberError::Io`] for what cannot be read,
+    /// [`MemberError::Entries`] for a folder without end.
+    pub(super) fn walk(&self) -> Result<Tree, MemberError> {
+        let mut tree = Tree::default();
+        let mut pending = vec![String::new()];
+        while let Some(folder) = pending.pop() {
+            let shown = if folder.is_empty() { "." } else { &folder };
+            let io = |source| MemberError::io(shown, source);
+            for entry in fs::read_dir(self.folder.join(&folder)).map_err(io)? {
+                let entry = entry.map_err(io)?;
+                let name = entry.file_name().to_string_lossy().into_owned();
+                let name = if folder.is_empty() { name } else { format!("{folder}/{name}") };
+                if tree.files.len() + tree.folders.len() == MAX_ENTRIES {
+                    return Err(MemberError::Entries { limit: MAX_ENTRIES });
+                }
+                if entry.file_type().map_err(io)?.is_dir() {
+                    pending.push(name.clone());
+                    tree.folders.insert(name);
+                } else {
+                    let size_bytes = self.size_bytes(&name, &entry)?;
+                    tree.files.insert(name, size_bytes);
+                }
+            }
+        }
+        Ok(tree)
+    }
+
+    /// The size of a file that was found in the folder.
+    fn size_bytes(&self, name: &str, entry: &DirEntry) -> Result<u64, MemberError> {
+        let io = |source| MemberError::io(name, source);
+        let not_regular = |found| MemberError::NotRegular { file: name.to_owned(), found };
+        let path = entry.path();
+        if entry.file_type().map_err(io)?.is_symlink() {
+            let resolved = path.canonicalize().map_err(io)?;
+            if !self.blobs.as_ref().is_some_and(|blobs| resolved.starts_with(blobs)) {
+                return Err(not_regular("a symlink"));
+            }
+        }
+        let metadata = fs::metadata(path).map_err(io)?;
+        if metadata.is_file() { Ok(metadata.len()) } else { Err(not_regular("a folder, pipe or device")) }
+    }
+
+    /// Whether there is something called `name`, whatever it is.
+    pub(super) fn has(&self, name: &str) -> bool {
+        self.folder.join(name).symlink_metadata().is_ok()
+    }
+
+    /// Whether `path`, absolute, lies in the folder.
+    pub(super) fn contains(&self, path: &Path) -> bool {
+        path.starts_with(&self.folder)
     }
 
     /// Reads a small file whole, once.
@@ -90,7 +157,6 @@ pub(super) fn check_confined(file: &str, name: &str) -> Result<(), MemberError> 
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
     use std::os::unix::fs::symlink;
     use std::process::Command;
 

@@ -1,53 +1,14 @@
-//! The one pass over a package's weights: read, hash, hand on.
+//! The one pass over a member's weights that serves them: read, hash, hand on.
 
-use std::os::unix::fs::FileExt;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::{io, panic, thread};
+use std::thread;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
-use sha2::{Digest as _, Sha256};
 use synod_kernels::HostTensor;
 
+use super::hash::{HashedReader, Pass, Progress, STEP_BYTES, Stop, in_parallel};
 use super::rows::{RowDigest, row_digest};
-use super::shard::{Shard, StoredTensor};
-use super::{Digest, EmbeddingRows, MemberError, MemberFiles};
-
-/// Bytes that are read and hashed at a time: few enough to be in the cache still when they are hashed.
-const STEP_BYTES: usize = 1 << 20;
-const EMBEDDING: &str = "backbone.embed_tokens.weight";
-
-/// How far a long work on files has come. Called from several threads.
-pub trait Progress: Sync {
-    /// The work begins; it will go over `total_bytes`.
-    fn start(&self, total_bytes: u64);
-    /// `bytes` more are done.
-    fn advance(&self, bytes: u64);
-}
-
-/// Silence.
-impl Progress for () {
-    fn start(&self, _total_bytes: u64) {}
-    fn advance(&self, _bytes: u64) {}
-}
-
-/// What the readers of one pass share.
-struct Pass<'a> {
-    /// The next shard to read.
-    next: AtomicUsize,
-    /// Set when nobody will look at what else is read.
-    is_abandoned: AtomicBool,
-    progress: &'a dyn Progress,
-}
-
-impl<'a> Pass<'a> {
-    fn new(progress: &'a dyn Progress) -> Self {
-        Self { next: AtomicUsize::new(0), is_abandoned: AtomicBool::new(false), progress }
-    }
-
-    fn abandon(&self) {
-        self.is_abandoned.store(true, Ordering::Relaxed);
-    }
-}
+use super::shard::{EMBEDDING, Shard, StoredTensor};
+use super::{EmbeddingRows, MemberError, MemberFiles};
 
 /// A tensor on its way from the thread that read it to the visitor; the buffer goes back the same way.
 struct Delivery<'a> {
@@ -86,58 +47,19 @@ impl MemberFiles {
         visit: &mut dyn FnMut(&str, HostTensor<'_>) -> Result<(), E>,
     ) -> Result<EmbeddingRows, E> {
         progress.start(self.shards.iter().map(|shard| shard.size_bytes).sum());
-        let readers = thread::available_parallelism().map_or(1, usize::from).min(self.shards.len());
         let pass = &Pass::new(progress);
-        let mut results = thread::scope(|scope| {
-            let (deliver, deliveries) = bounded(0);
-            let readers = (0..readers)
-                .map(|_| {
-                    let deliver = deliver.clone();
-                    builder().spawn_scoped(scope, move || self.read_shards(pass, &deliver))
-                })
-                .collect::<io::Result<Vec<_>>>()
-                .map_err(|source| {
-                    // Some may have been started.
-                    pass.abandon();
-                    MemberError::Thread { source }
-                })?;
-            drop(deliver);
-            visit_all(deliveries, visit, pass)?;
-            Ok::<_, E>(
-                readers
-                    .into_iter()
-                    .flat_map(|reader| reader.join().unwrap_or_else(|reason| panic::resume_unwind(reason)))
-                    .collect::<Vec<_>>(),
-            )
-        })?;
-        // In the order of the files, so that of several defects the same one is reported each time.
-        results.sort_by_key(|(index, _)| *index);
+        let (deliver, deliveries) = bounded(0);
+        let reader = move || {
+            let deliver = deliver.clone();
+            move |index: usize| ShardReader::new(&self.shards[index], pass).read(&self.remedy, &deliver)
+        };
+        let count = self.shards.len();
+        let results = in_parallel(builder, count, pass, reader, || visit_all(deliveries, visit, pass))?;
         let mut embedding = None;
-        for (_, result) in results {
+        for result in results {
             embedding = result?.or(embedding);
         }
         Ok(embedding.expect("open has found the embedding in the shards, and all of them were read"))
-    }
-
-    /// Takes one shard after another until none is left, one fails, or nobody listens any more.
-    fn read_shards<'a>(
-        &'a self,
-        pass: &'a Pass<'a>,
-        deliver: &Sender<Delivery<'a>>,
-    ) -> Vec<(usize, Result<Option<EmbeddingRows>, MemberError>)> {
-        let mut results = Vec::new();
-        loop {
-            let index = pass.next.fetch_add(1, Ordering::Relaxed);
-            let Some(shard) = self.shards.get(index) else { return results };
-            match ShardReader::new(shard, pass).read(&self.origin, deliver) {
-                Ok(embedding) => results.push((index, Ok(embedding))),
-                Err(Stop::Failed(error)) => {
-                    results.push((index, Err(error)));
-                    return results;
-                }
-                Err(Stop::Abandoned) => return results,
-            }
-        }
     }
 }
 
@@ -157,35 +79,19 @@ fn visit_all<E>(
     Ok(())
 }
 
-/// Why a reader ends before its file does.
-enum Stop {
-    Failed(MemberError),
-    /// Nobody listens any more.
-    Abandoned,
-}
-
-impl From<MemberError> for Stop {
-    fn from(error: MemberError) -> Self {
-        Self::Failed(error)
-    }
-}
-
 /// Goes over one weight file once, in order.
 struct ShardReader<'a> {
     shard: &'a Shard,
-    hasher: Sha256,
+    file: HashedReader<'a>,
     buffer: Vec<u8>,
-    pass: &'a Pass<'a>,
 }
 
 impl<'a> ShardReader<'a> {
     fn new(shard: &'a Shard, pass: &'a Pass<'a>) -> Self {
-        pass.progress.advance(shard.header.len() as u64);
-        // Not read again: what was parsed is what is hashed.
-        Self { shard, hasher: Sha256::new_with_prefix(&shard.header), buffer: Vec::new(), pass }
+        Self { shard, file: shard.data(pass), buffer: Vec::new() }
     }
 
-    fn read(mut self, origin: &str, deliver: &Sender<Delivery<'a>>) -> Result<Option<EmbeddingRows>, Stop> {
+    fn read(mut self, remedy: &str, deliver: &Sender<Delivery<'a>>) -> Result<Option<EmbeddingRows>, Stop> {
         let mut embedding = None;
         for tensor in &self.shard.tensors {
             if tensor.name == EMBEDDING {
@@ -194,8 +100,7 @@ impl<'a> ShardReader<'a> {
                 self.tensor(tensor, deliver)?;
             }
         }
-        let found = Digest::finish(self.hasher);
-        MemberError::check_digest(&self.shard.name, self.shard.digest, found, origin)?;
+        MemberError::check_digest(&self.shard.name, self.shard.digest, self.file.digest(), remedy)?;
         Ok(embedding)
     }
 
@@ -203,11 +108,7 @@ impl<'a> ShardReader<'a> {
     fn tensor(&mut self, tensor: &'a StoredTensor, deliver: &Sender<Delivery<'a>>) -> Result<(), Stop> {
         let mut bytes = std::mem::take(&mut self.buffer);
         bytes.resize(tensor.size_bytes, 0);
-        let mut offset_bytes = tensor.offset_bytes;
-        for step in bytes.chunks_mut(STEP_BYTES) {
-            self.step(offset_bytes, step)?;
-            offset_bytes += step.len() as u64;
-        }
+        self.file.fill(&mut bytes)?;
         // A channel per tensor: should the visitor fail, its end is dropped and nobody waits for ever.
         let (give_back, given_back) = bounded(1);
         deliver.send(Delivery { tensor, bytes, give_back }).map_err(|_| Stop::Abandoned)?;
@@ -220,33 +121,21 @@ impl<'a> ShardReader<'a> {
         let row_bytes = tensor.size_bytes / tensor.shape[0];
         let mut digests: Vec<RowDigest> = Vec::with_capacity(tensor.shape[0]);
         let mut rows = vec![0; (STEP_BYTES / row_bytes).max(1) * row_bytes];
-        let mut done_bytes = 0;
-        while done_bytes < tensor.size_bytes {
-            let length = rows.len().min(tensor.size_bytes - done_bytes);
+        let mut left_bytes = tensor.size_bytes;
+        while left_bytes > 0 {
+            let length = left_bytes.min(rows.len());
             let rows = &mut rows[..length];
-            self.step(tensor.offset_bytes + done_bytes as u64, rows)?;
+            self.file.fill(rows)?;
             digests.extend(rows.chunks_exact(row_bytes).map(row_digest));
-            done_bytes += length;
+            left_bytes -= rows.len();
         }
         Ok(EmbeddingRows::new(self.shard, tensor, digests)?)
-    }
-
-    /// Reads the next bytes of the file and hashes them, unless the pass is abandoned.
-    fn step(&mut self, offset_bytes: u64, bytes: &mut [u8]) -> Result<(), Stop> {
-        if self.pass.is_abandoned.load(Ordering::Relaxed) {
-            return Err(Stop::Abandoned);
-        }
-        let read = self.shard.file.read_exact_at(bytes, offset_bytes);
-        read.map_err(|source| MemberError::io(&self.shard.name, source))?;
-        self.hasher.update(&*bytes);
-        self.pass.progress.advance(bytes.len() as u64);
-        Ok(())
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::AtomicU64;
+    use std::sync::atomic::{AtomicU64, Ordering};
 
     use super::*;
     use crate::member::tests::fixture;
@@ -290,7 +179,7 @@ mod tests {
             drop(deliver);
             let result = visit_all(deliveries, &mut |_, _| if refuses { Err(()) } else { Ok(()) }, &pass);
             assert_eq!(result.is_err(), refuses);
-            assert_eq!(pass.is_abandoned.into_inner(), refuses);
+            assert_eq!(pass.is_abandoned(), refuses);
         }
     }
 

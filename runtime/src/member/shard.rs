@@ -10,17 +10,23 @@ use std::fmt;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
-use serde::de::{Deserialize, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde::de::{Deserialize, Deserializer, Error, MapAccess, SeqAccess, Visitor};
+use serde_json::{Map, Value, json};
 use synod_kernels::DType;
 
-use super::json;
+use super::hash::{HashedReader, Pass};
+use super::json::{self, UniqueMap};
 use super::paths::Root;
 use super::{Digest, MemberError};
 
 /// Bound of the `safetensors` crate.
 const MAX_HEADER_BYTES: u64 = 100_000_000;
 const LENGTH_BYTES: u64 = 8;
+/// The tensor that stays in its file.
+pub(super) const EMBEDDING: &str = "backbone.embed_tokens.weight";
 const METADATA: &str = "__metadata__";
+/// Far more than any member has.
+const MAX_TENSORS: usize = 1 << 16;
 /// Far more than a tensor of any member has.
 const MAX_DIMENSIONS: usize = 8;
 
@@ -74,6 +80,37 @@ impl Shard {
         let tensors = parse_header(name, &header[LENGTH_BYTES as usize..], size_bytes)?;
         Ok(Self { name: name.to_owned(), file, digest, header, tensors, size_bytes })
     }
+
+    /// A reader of the data section, which counts and hashes the header as it was parsed: it is not read again.
+    pub(super) fn data<'a>(&'a self, pass: &'a Pass<'a>) -> HashedReader<'a> {
+        HashedReader::after(&self.header, &self.name, &self.file, pass)
+    }
+}
+
+/// What a header that is written says of a tensor.
+pub(super) struct HeaderEntry<'a> {
+    pub(super) name: &'a str,
+    pub(super) dtype: DType,
+    pub(super) shape: &'a [usize],
+}
+
+/// The header of a weight file, length prefix included, of `tensors` in the order of their bytes.
+pub(super) fn header<'a>(tensors: impl Iterator<Item = HeaderEntry<'a>>) -> Vec<u8> {
+    let mut entries = Map::new();
+    entries.insert(METADATA.to_owned(), json!({ "format": "pt" }));
+    let mut start = 0;
+    for HeaderEntry { name, dtype, shape } in tensors {
+        let end = start + (shape.iter().product::<usize>() * dtype.bytes()) as u64;
+        let entry = json!({ "dtype": dtype.name(), "shape": shape, "data_offsets": [start, end] });
+        entries.insert(name.to_owned(), entry);
+        start = end;
+    }
+    let mut json = Value::Object(entries).to_string().into_bytes();
+    // So that the data section is aligned.
+    json.resize(json.len().next_multiple_of(8), b' ');
+    let mut header = (json.len() as u64).to_le_bytes().to_vec();
+    header.append(&mut json);
+    header
 }
 
 /// The entries of a header by tensor. Each is read at once into its final form, and a list that could be of any length
@@ -112,7 +149,9 @@ impl<'de> Visitor<'de> for HeaderVisitor {
         while let Some(name) = map.next_key::<String>()? {
             if name == METADATA {
                 // Free text about the file, of which nothing is used.
-                map.next_value::<IgnoredAny>()?;
+                let _: UniqueMap<String> = map.next_value()?;
+            } else if entries.len() == MAX_TENSORS {
+                return Err(A::Error::custom(format_args!("more than {MAX_TENSORS} tensors")));
             } else {
                 let entry = map.next_value();
                 json::insert_unique(&mut entries, name, entry)?;

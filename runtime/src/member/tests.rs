@@ -320,7 +320,7 @@ fn tensors_that_are_not_the_configs_are_refused() {
         ("broad_head.safetensors: span_broad.v.weight: expected a tensor of shape [1, 32], found none", |copy| {
             copy.edit_tensors(BROAD_HEAD, |tensors| drop(tensors.remove("span_broad.v.weight")));
         }),
-        ("MODEL_MANIFEST.json: files_sha256: expected a digest for other.safetensors, found none", |copy| {
+        ("MODEL_MANIFEST.json: expected a digest for other.safetensors, found none", |copy| {
             copy.edit_json(INDEX, |index| index["weight_map"]["set_bias"] = json!("other.safetensors"));
         }),
         ("model-00001-of-00001.safetensors: ghost: expected it, as the index says, found no such tensor", |copy| {
@@ -509,7 +509,9 @@ fn files_that_are_not_what_the_runtime_reads_are_refused() {
     for file in ["config.json", "tokenizer.json", SHARD, MANIFEST] {
         let copy = Copy::new("tiny-08b");
         fs::remove_file(copy.path(file)).unwrap();
-        assert!(copy.refusal().starts_with(&format!("{file}: No such file")), "{}", copy.refusal());
+        // Without its manifest it is no package at all.
+        let expected = if file == MANIFEST { "MODEL_MANIFEST.json: expected it in a package" } else { ": No such file" };
+        assert!(copy.refusal().starts_with(file) && copy.refusal().contains(expected), "{}", copy.refusal());
     }
 }
 

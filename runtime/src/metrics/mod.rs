@@ -19,6 +19,7 @@ use prometheus::{
     Gauge, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
 };
 
+pub use process::peak_resident_bytes;
 pub use reporter::{Reporter, Scrape};
 
 /// Upper bounds in seconds: a cached token lookup is far below the first, the slowest honest answer below the last.

@@ -73,6 +73,12 @@ impl Process {
     }
 }
 
+/// The most memory that this process has had at a time, in bytes; nothing where `/proc` is absent.
+pub fn peak_resident_bytes() -> Option<u64> {
+    let kib = field(&read("/proc/self/status")?, "VmHWM:")?;
+    Some(kib as u64 * 1024)
+}
+
 fn read(path: &str) -> Option<String> {
     fs::read_to_string(path).ok()
 }

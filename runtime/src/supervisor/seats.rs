@@ -59,13 +59,17 @@ pub fn check_served(member: &config::Member) -> Result<(), SeatError> {
     member.placements.iter().try_for_each(|placement| cores(member, placement).map(drop))
 }
 
-/// Opens a member's package: by its anchor, or as a released one.
+/// Opens a member's package or bundle, by its anchor or as a released package, for the profile that is asked of it.
 ///
 /// # Errors
-/// As [`MemberFiles::open`].
+/// As [`MemberFiles::open`], and for weights that were rounded where exact ones are asked for.
 pub fn open(member: &config::Member) -> Result<MemberFiles, MemberError> {
     let trust = member.anchor.map_or(Trust::Released, |anchor| Trust::Anchored(Anchor(Digest::from(anchor.0))));
-    MemberFiles::open(&member.path, trust)
+    let files = MemberFiles::open(&member.path, trust)?;
+    if member.profile == Profile::Fp32 {
+        files.check_exact()?;
+    }
+    Ok(files)
 }
 
 fn seat(member: &config::Member, seating: Seating) -> Result<Seat, SeatError> {

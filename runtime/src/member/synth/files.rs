@@ -15,9 +15,10 @@ use serde_json::{Map, Value, json};
 use sha2::{Digest as _, Sha256};
 
 use super::shape::SynthPackage;
-use super::staging::Staging;
 use super::values::SynthTensor;
 use super::{SynthError, SynthReport};
+use crate::member::shard::{self, HeaderEntry};
+use crate::member::staging::Staging;
 use crate::member::{Anchor, Digest, Progress};
 
 /// Values made at a time; two such pieces per thread wait at most.
@@ -38,30 +39,10 @@ pub(super) fn write_package(
     out: &Path,
     progress: &dyn Progress,
 ) -> Result<SynthReport, SynthError> {
-    let failed = |source| SynthError::Io { path: out.to_owned(), source };
-    let out = std::path::absolute(out).map_err(failed)?;
-    check_free(&out)?;
-    let staging = Staging::beside(&out).map_err(failed)?;
-    let report = write_files(package, staging.path(), progress).map_err(failed)?;
-    staging.move_to(&out).map_err(failed)?;
+    let staging = Staging::beside(out)?;
+    let report = write_files(package, staging.path(), progress).map_err(|source| staging.failed(source))?;
+    staging.finish()?;
     Ok(report)
-}
-
-/// Checks that `out` is absent or an empty folder: gigabytes later it would be too late to say that it is not.
-fn check_free(out: &Path) -> Result<(), SynthError> {
-    let path = out.to_owned();
-    // Of a link itself: nothing is renamed through it.
-    match fs::symlink_metadata(out) {
-        Err(source) if source.kind() == io::ErrorKind::NotFound => return Ok(()),
-        Err(source) => return Err(SynthError::Io { path, source }),
-        Ok(metadata) if !metadata.is_dir() => return Err(SynthError::NotAFolder { path }),
-        Ok(_) => {}
-    }
-    match fs::read_dir(out).map(|mut entries| entries.next().is_none()) {
-        Err(source) => Err(SynthError::Io { path, source }),
-        Ok(false) => Err(SynthError::NotEmpty { path }),
-        Ok(true) => Ok(()),
-    }
 }
 
 fn write_files(package: &SynthPackage, folder: &Path, progress: &dyn Progress) -> io::Result<SynthReport> {
@@ -106,23 +87,13 @@ pub(super) fn shard(tensors: Vec<SynthTensor>, count: usize) -> (Value, Vec<(Str
     (json!({ "metadata": { "total_size": total_bytes }, "weight_map": weight_map }), shards)
 }
 
-/// The header of a safetensors file, length prefix included, of `tensors` in the order of their bytes.
+/// The header of a safetensors file of `tensors`, in the order of their bytes.
 pub(super) fn header(tensors: &[SynthTensor]) -> Vec<u8> {
-    let mut entries = Map::new();
-    entries.insert("__metadata__".to_owned(), json!({ "format": "pt" }));
-    let mut start = 0;
-    for tensor in tensors {
-        let end = start + tensor.size_bytes();
-        let entry = json!({ "dtype": tensor.dtype.name(), "shape": tensor.shape, "data_offsets": [start, end] });
-        entries.insert(tensor.name.clone(), entry);
-        start = end;
-    }
-    let mut json = Value::Object(entries).to_string().into_bytes();
-    // So that the data section is aligned.
-    json.resize(json.len().next_multiple_of(8), b' ');
-    let mut header = (json.len() as u64).to_le_bytes().to_vec();
-    header.append(&mut json);
-    header
+    shard::header(tensors.iter().map(|SynthTensor { name, dtype, shape, .. }| HeaderEntry {
+        name,
+        dtype: *dtype,
+        shape,
+    }))
 }
 
 /// Writes files of one package and keeps their digests.

@@ -1,21 +1,18 @@
 //! Synthetic members: the released shapes with reproducible random weights (spec: synth.md).
 //!
-//! `shape` says which config a shape has, `values` which numbers a tensor has, `files` how they come into a package, and
-//! `staging` where that is written until it is whole.
+//! `shape` says which config a shape has, `values` which numbers a tensor has, and `files` how they come into a package.
 //! Invariant: a member is a function of its [`SynthSpec`] alone, tensor by tensor equal to the reference recorder's.
 //! Memory is bounded by a few pieces of a tensor, whatever the shape. The shape `kev-4b` is not here.
 
 mod files;
 mod shape;
-mod staging;
 mod values;
 
-use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 pub use shape::{Shape, SynthSpec};
 
-use super::{Anchor, MemberConfig, Progress};
+use super::{Anchor, MemberConfig, PlaceError, Progress};
 use crate::model::qwen3_5::config::ConfigError;
 
 /// What was written.
@@ -40,15 +37,9 @@ pub enum SynthError {
     /// The dimensions do not make a member that could be served.
     #[error("{source}; ask for a smaller member")]
     Config { source: ConfigError },
-    /// Something is there already.
-    #[error("{}: expected an absent or empty folder, found files; choose another place or remove them", path.display())]
-    NotEmpty { path: PathBuf },
-    /// What is there cannot become a folder.
-    #[error("{}: expected an absent or empty folder, found something else; choose another place", path.display())]
-    NotAFolder { path: PathBuf },
-    /// The files could not be written.
-    #[error("{}: {source}; check the place and the free space", path.display())]
-    Io { path: PathBuf, source: io::Error },
+    /// It could not be written where it was wanted.
+    #[error(transparent)]
+    Place(#[from] PlaceError),
 }
 
 /// Writes the member of `spec` as a package into the folder `out`, which must be absent or empty: first beside it, then

@@ -6,13 +6,13 @@ use std::str::FromStr;
 use serde_json::{Value, json};
 
 use super::{MemberConfig, SynthError};
+use crate::member::registry::{self, Dimensions};
 use crate::model::qwen3_5::config::{ConfigError, MAX_LAYERS};
 
 /// The fixture member's `config.json`: what `tiny` is made of.
 const TINY_CONFIG: &str = include_str!("../../../assets/synth/config.json");
 /// Ids of the embedded tokenizer.
 const TOKENIZER_IDS: usize = 2000;
-const RELEASED_VOCABULARY: usize = 248_320;
 
 /// The dimensions of a released member, or of the fixture member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -101,9 +101,9 @@ impl SynthSpec {
         }
         let mut config_json = match self.shape {
             Shape::Tiny => serde_json::from_str(TINY_CONFIG).expect("the embedded config is the fixture's"),
-            Shape::Vela08b => released_config(1024, 3584, 24, (8, 2), (16, 16)),
-            Shape::Vela4b => released_config(2560, 9216, 32, (16, 4), (16, 32)),
-            Shape::Vela9b => released_config(4096, 12_288, 32, (16, 4), (16, 32)),
+            Shape::Vela08b => released_config(&registry::VELA_08B.dimensions),
+            Shape::Vela4b => released_config(&registry::VELA_4B.dimensions),
+            Shape::Vela9b => released_config(&registry::VELA_9B.dimensions),
         };
         let backbone = &mut config_json["backbone_config"];
         if let Some(layers) = self.layers {
@@ -130,37 +130,31 @@ fn layer_types(layers: usize) -> Value {
     (0..layers).map(|index| if index % 4 == 3 { "full_attention" } else { "linear_attention" }).collect()
 }
 
-/// `config.json` at the dimensions of a released member (spec: vela.md §1, synth.md); its name is still open.
-fn released_config(
-    hidden_size: usize,
-    intermediate_size: usize,
-    layers: usize,
-    (num_attention_heads, num_key_value_heads): (usize, usize),
-    (linear_num_key_heads, linear_num_value_heads): (usize, usize),
-) -> Value {
+/// `config.json` of a member with `dimensions` (spec: synth.md, "Shapes"); its name is still open.
+fn released_config(dimensions: &Dimensions) -> Value {
     json!({
         "model_type": "vela2-decoder",
         "format_version": 1,
         "model_name": null,
         "backbone_config": {
             "model_type": "qwen3_5_text",
-            "vocab_size": RELEASED_VOCABULARY,
-            "hidden_size": hidden_size,
-            "intermediate_size": intermediate_size,
-            "num_hidden_layers": layers,
-            "num_attention_heads": num_attention_heads,
-            "num_key_value_heads": num_key_value_heads,
-            "head_dim": 256,
+            "vocab_size": dimensions.vocab_size,
+            "hidden_size": dimensions.hidden_size,
+            "intermediate_size": dimensions.intermediate_size,
+            "num_hidden_layers": dimensions.num_hidden_layers,
+            "num_attention_heads": dimensions.num_attention_heads,
+            "num_key_value_heads": dimensions.num_key_value_heads,
+            "head_dim": dimensions.head_dim,
             "hidden_act": "silu",
             "rms_norm_eps": 1e-6,
             "attention_bias": false,
             "attention_dropout": 0.0,
             "linear_conv_kernel_dim": 4,
-            "linear_key_head_dim": 128,
-            "linear_value_head_dim": 128,
-            "linear_num_key_heads": linear_num_key_heads,
-            "linear_num_value_heads": linear_num_value_heads,
-            "layer_types": layer_types(layers),
+            "linear_key_head_dim": dimensions.linear_key_head_dim,
+            "linear_value_head_dim": dimensions.linear_value_head_dim,
+            "linear_num_key_heads": dimensions.linear_num_key_heads,
+            "linear_num_value_heads": dimensions.linear_num_value_heads,
+            "layer_types": layer_types(dimensions.num_hidden_layers),
             "max_position_embeddings": 262_144,
             "tie_word_embeddings": true,
             "use_cache": true,
@@ -175,9 +169,9 @@ fn released_config(
                 "mrope_section": [11, 11, 10],
             },
         },
-        "head_dim": 256,
-        "span_head": { "d": 256, "slots": 64 },
-        "max_length": 16_384,
+        "head_dim": dimensions.head_width,
+        "span_head": { "d": dimensions.head_width, "slots": dimensions.slots },
+        "max_length": dimensions.max_length,
         "span_layout": { "hybrid_rmax": 2048, "window": 1800, "stride": 1536, "window_above": 2048 },
         "pad_token_id": 1992,
     })
@@ -185,7 +179,10 @@ fn released_config(
 
 #[cfg(test)]
 mod tests {
+    use synod_kernels::DType;
+
     use super::*;
+    use crate::member::TensorCounts;
     use crate::model::qwen3_5::config::TensorSpec;
 
     fn config(shape: Shape) -> MemberConfig {
@@ -194,20 +191,32 @@ mod tests {
 
     /// The published totals of vela.md §1, which every tensor's shape enters.
     #[test]
-    fn released_shapes_have_the_published_numbers_of_parameters() {
-        for (shape, backbone, tensors, total) in [
-            (Shape::Vela08b, 752_393_024, 320, 755_685_699),
-            (Shape::Vela4b, 4_205_751_296, 426, 4_213_980_675),
-            (Shape::Vela9b, 7_936_684_544, 426, 7_949_850_627_usize),
-        ] {
+    fn released_shapes_have_the_published_inventories() {
+        for (shape, release) in [Shape::Vela08b, Shape::Vela4b, Shape::Vela9b].into_iter().zip(registry::RELEASES) {
             let config = config(shape);
-            let inventory = config.backbone_config.inventory();
-            assert_eq!(inventory.len(), tensors);
-            assert_eq!(inventory.iter().map(TensorSpec::elements).sum::<usize>(), backbone);
-            let all: Vec<_> = config.inventory().into_iter().chain(config.broad_inventory()).collect();
-            assert_eq!(all.len(), tensors + 37);
-            assert_eq!(all.iter().map(TensorSpec::elements).sum::<usize>(), total);
+            release.check_config(&config).unwrap();
+            let backbone = config.backbone_config.inventory();
+            let bf16 = backbone.iter().filter(|tensor| tensor.released_dtype() == DType::Bf16).count();
+            let heads = config.head_inventory(true);
+            let elements = |tensors: &[TensorSpec]| tensors.iter().map(TensorSpec::elements).sum::<usize>();
+            let counts = TensorCounts {
+                backbone_bf16: bf16,
+                backbone_f32: backbone.len() - bf16,
+                heads: heads.len(),
+                backbone_parameters: elements(&backbone),
+                parameters: elements(&backbone) + elements(&heads),
+            };
+            assert_eq!(counts, release.tensors);
         }
+    }
+
+    #[test]
+    fn another_shape_is_not_the_released_one() {
+        let error = registry::VELA_4B.check_config(&config(Shape::Vela9b)).unwrap_err();
+        assert_eq!(error.to_string(), "backbone_config.hidden_size: expected 2560, as released, found 4096");
+        let mut shuffled = config(Shape::Vela4b);
+        shuffled.backbone_config.layer_types.swap(2, 3);
+        assert_eq!(registry::VELA_4B.check_config(&shuffled).unwrap_err().key, "backbone_config.layer_types");
     }
 
     #[test]

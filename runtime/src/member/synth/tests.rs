@@ -162,7 +162,7 @@ fn a_folder_with_files_is_refused_and_left_alone() {
     write(&spec(Shape::Tiny), &out, &()).expect("an empty folder is a place");
     let before = fs::read(out.join("MODEL_MANIFEST.json")).unwrap();
     let error = write(&SynthSpec { seed: 2, ..spec(Shape::Tiny) }, &out, &()).unwrap_err();
-    assert!(matches!(error, SynthError::NotEmpty { .. }), "{error}");
+    assert!(matches!(error, SynthError::Place(PlaceError::NotEmpty { .. })), "{error}");
     assert_eq!(fs::read(out.join("MODEL_MANIFEST.json")).unwrap(), before);
 }
 
@@ -184,10 +184,10 @@ fn a_place_that_cannot_become_a_folder_is_refused_before_the_work() {
     symlink(path("absent"), path("dangling")).unwrap();
     for name in ["file", "link", "dangling"] {
         let error = write(&spec(Shape::Tiny), &path(name), &Unstarted).unwrap_err();
-        assert!(matches!(error, SynthError::NotAFolder { .. }), "{error}");
+        assert!(matches!(error, SynthError::Place(PlaceError::NotAFolder { .. })), "{error}");
     }
     let error = write(&spec(Shape::Tiny), &path("file/nested"), &Unstarted).unwrap_err();
-    assert!(matches!(error, SynthError::Io { .. }), "{error}");
+    assert!(matches!(error, SynthError::Place(PlaceError::Io { .. })), "{error}");
     assert_eq!(fs::read(path("file")).unwrap(), b"x");
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 4, "nothing has come");
 }

@@ -41,8 +41,7 @@ pub(super) struct SynthTensor {
 impl SynthTensor {
     /// The tensor `spec` (with its full name) of the member that `config` and `seed` make.
     pub(super) fn new(config: &MemberConfig, seed: u64, spec: &TensorSpec) -> Self {
-        let is_wide = matches!(spec.kind, TensorKind::Linear | TensorKind::Conv1d);
-        let dtype = if is_wide && spec.name.starts_with("backbone.") { DType::Bf16 } else { DType::F32 };
+        let dtype = if spec.name.starts_with("backbone.") { spec.released_dtype() } else { DType::F32 };
         Self {
             name: spec.name.clone(),
             shape: spec.shape.clone(),

@@ -6,7 +6,7 @@
 //! implementation serves all of them.
 
 use serde::Deserialize;
-use synod_kernels::{AttentionShape, GatedDeltaShape};
+use synod_kernels::{AttentionShape, DType, GatedDeltaShape};
 
 use crate::member::Excerpt;
 
@@ -143,6 +143,14 @@ impl TensorSpec {
     /// Whether a stored tensor of `shape` is this one. A single value has no layout that `[]` and `[1]` could differ in.
     pub fn accepts(&self, shape: &[usize]) -> bool {
         self.shape == shape || (self.kind == TensorKind::Scalar && shape == [1])
+    }
+
+    /// The dtype that a release stores it in, if it is of the backbone (spec: vela.md §1).
+    pub fn released_dtype(&self) -> DType {
+        match self.kind {
+            TensorKind::Linear | TensorKind::Conv1d => DType::Bf16,
+            _ => DType::F32,
+        }
     }
 
     /// Number of values.
