@@ -18,7 +18,12 @@ impl HostMatrix {
     pub(crate) fn reshape(&mut self, rows: usize, columns: usize) {
         self.rows = rows;
         self.columns = columns;
-        self.values.resize(checks::product(&[rows, columns]), 0.0);
+        set_len(&mut self.values, checks::product(&[rows, columns]));
+    }
+
+    /// Bytes that it keeps.
+    pub(crate) fn bytes(&self) -> usize {
+        self.values.capacity() * size_of::<f32>()
     }
 
     /// `(rows, columns)`.
@@ -42,6 +47,18 @@ impl HostMatrix {
     /// All elements, row-major.
     pub(crate) fn values_mut(&mut self) -> &mut [f32] {
         &mut self.values
+    }
+}
+
+/// Gives memory that is used again and again a length, and takes no more than that from the system: how much a batch
+/// needs is known before it runs. What the memory holds is unspecified.
+pub(crate) fn set_len<T: Clone + Default>(values: &mut Vec<T>, len: usize) {
+    if len > values.capacity() {
+        // The old values go first: nobody needs them, and there need not be room for both.
+        *values = Vec::new();
+        *values = vec![T::default(); len];
+    } else {
+        values.resize(len, T::default());
     }
 }
 

@@ -36,6 +36,9 @@ impl RotaryTable {
         if self.rotary != rotary {
             *self = RotaryTable { rotary, ..RotaryTable::default() };
         }
+        let values = positions.saturating_sub(self.positions) * self.rotary.inv_freq.len();
+        self.cos.reserve_exact(values);
+        self.sin.reserve_exact(values);
         for position in self.positions..positions {
             for pair in 0..self.rotary.inv_freq.len() {
                 let (cos, sin) = self.rotary.cos_sin(position, pair);
@@ -44,6 +47,16 @@ impl RotaryTable {
             }
         }
         self.positions = self.positions.max(positions);
+    }
+
+    /// Bytes that it keeps.
+    pub(crate) fn bytes(&self) -> usize {
+        (self.cos.capacity() + self.sin.capacity()) * size_of::<f32>()
+    }
+
+    /// Bytes that it keeps once it covers `positions` positions.
+    pub(crate) fn bytes_for(rotary_dim: usize, positions: usize) -> usize {
+        2 * positions * (rotary_dim / 2) * size_of::<f32>()
     }
 
     /// Cosines and sines of every pair's angle at a position that the table covers.

@@ -17,7 +17,7 @@ use crate::cpu::math;
 use crate::cpu::pool::Pool;
 use crate::cpu::shared::SharedMatrix;
 use crate::cpu::simd::{Isa, Kernel, Simd, parts};
-use crate::host::HostMatrix;
+use crate::host::{HostMatrix, set_len};
 use crate::rotary::RotaryTable;
 use crate::{AttentionShape, Packing, Sequence};
 
@@ -40,6 +40,30 @@ pub(crate) struct AttentionScratch {
     keys: Vec<f32>,
     /// `[kv_heads][head_dim / NR][tokens][NR]`.
     values: Vec<f32>,
+}
+
+impl AttentionScratch {
+    /// Bytes that it keeps.
+    pub(crate) fn bytes(&self) -> usize {
+        (self.keys.capacity() + self.values.capacity()) * size_of::<f32>()
+    }
+
+    /// The most bytes that it keeps once it has seen `tokens` tokens in `sequences` sequences in one batch: the last panel
+    /// of a sequence's keys may hold a single one.
+    pub(crate) fn bytes_for(shape: AttentionShape, isa: Isa, tokens: usize, sequences: usize) -> usize {
+        let AttentionShape { num_key_value_heads, head_dim, .. } = shape;
+        let width = isa.run(PanelColumns);
+        let key_panels = (tokens + sequences * (width - 1)) / width;
+        let keys = key_panels * head_dim * width;
+        let values = head_dim.div_ceil(width) * tokens * width;
+        num_key_value_heads * (keys + values) * size_of::<f32>()
+    }
+}
+
+/// The most bytes that one thread works on, for a query that sees `visible` keys: scores, weights and queries of a tile.
+pub(crate) fn tile_bytes(shape: AttentionShape, isa: Isa, visible: usize) -> usize {
+    let rows = isa.run(TileRows);
+    (rows * (2 * visible + shape.head_dim) + shape.head_dim) * size_of::<f32>()
 }
 
 /// Some keys of one sequence, side by side in one panel.
@@ -128,7 +152,7 @@ impl Attention<'_> {
         let AttentionShape { num_key_value_heads, head_dim, .. } = self.shape;
         let panel_elements = head_dim * plan.panel_columns;
         let panels = plan.key_panels.len();
-        keys.resize(num_key_value_heads * panels * panel_elements, 0.0);
+        set_len(keys, num_key_value_heads * panels * panel_elements);
         pool.for_each_chunk(keys, panel_elements, 1, |index, values| {
             isa.run(PackKeys {
                 operands: self,
@@ -144,7 +168,7 @@ impl Attention<'_> {
         let (tokens, _) = self.v.shape();
         let width = plan.panel_columns;
         let panels = head_dim.div_ceil(width);
-        values.resize(num_key_value_heads * panels * tokens * width, 0.0);
+        set_len(values, num_key_value_heads * panels * tokens * width);
         pool.for_each_chunk(values, tokens * width, 1, |index, values| {
             let first = index % panels * width;
             let columns = first..head_dim.min(first + width);

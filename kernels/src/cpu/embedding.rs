@@ -2,7 +2,7 @@
 
 use crate::KernelError;
 use crate::cpu::pool::Pool;
-use crate::host::{HostEmbedding, HostMatrix};
+use crate::host::{HostEmbedding, HostMatrix, set_len};
 
 /// Rows that are read at a time, so that threads share the reading of a short batch too.
 const READ_ROWS: usize = 16;
@@ -20,6 +20,16 @@ pub(crate) struct DistinctRows {
 }
 
 impl DistinctRows {
+    /// Bytes that it keeps.
+    pub(crate) fn bytes(&self) -> usize {
+        self.ids.capacity() * size_of::<u32>() + self.rows.bytes()
+    }
+
+    /// The most bytes that it keeps once it has seen `tokens` tokens in one batch.
+    pub(crate) fn bytes_for(tokens: usize, vocab_size: usize, width: usize) -> usize {
+        tokens * size_of::<u32>() + tokens.min(vocab_size) * width * size_of::<f32>()
+    }
+
     /// Reads the rows `ids`, all of them checked, into `out`, shaped `[ids, hidden]`.
     ///
     /// # Errors
@@ -32,8 +42,8 @@ impl DistinctRows {
         out: &mut HostMatrix,
     ) -> Result<(), KernelError> {
         let DistinctRows { ids: distinct, rows } = self;
-        distinct.clear();
-        distinct.extend_from_slice(ids);
+        set_len(distinct, ids.len());
+        distinct.copy_from_slice(ids);
         distinct.sort_unstable();
         distinct.dedup();
         let width = table.0.width();

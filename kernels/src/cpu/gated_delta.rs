@@ -13,7 +13,7 @@ use crate::cpu::math;
 use crate::cpu::pool::Pool;
 use crate::cpu::shared::SharedMatrix;
 use crate::cpu::simd::{Isa, Kernel, MAX_LANES, Simd};
-use crate::host::HostMatrix;
+use crate::host::{HostMatrix, set_len};
 use crate::{GatedDeltaShape, Packing, Sequence};
 
 /// Vectors of state columns that one piece of work has: as many sums run side by side over the key dimension. Fewer would
@@ -54,6 +54,23 @@ pub(crate) struct GatedDeltaScratch {
     scales: Vec<Scales>,
 }
 
+impl GatedDeltaScratch {
+    /// Bytes that it keeps.
+    pub(crate) fn bytes(&self) -> usize {
+        self.gates.capacity() * size_of::<Gate>() + self.scales.capacity() * size_of::<Scales>()
+    }
+
+    /// Bytes that it keeps once it has seen `tokens` tokens in one batch.
+    pub(crate) fn bytes_for(shape: GatedDeltaShape, tokens: usize) -> usize {
+        tokens * (shape.value_heads * size_of::<Gate>() + shape.key_heads * size_of::<Scales>())
+    }
+}
+
+/// Bytes of the states that one thread works on.
+pub(crate) fn state_bytes(shape: GatedDeltaShape, isa: Isa) -> usize {
+    2 * shape.key_dim * isa.run(GroupColumns) * size_of::<f32>()
+}
+
 impl GatedDelta<'_> {
     /// Runs the rule over every sequence; `out` has its shape.
     pub(crate) fn run(
@@ -86,7 +103,7 @@ impl GatedDelta<'_> {
         const GRAIN: usize = 16;
         let GatedDeltaShape { key_heads, value_heads, key_dim, .. } = self.shape;
         let tokens = self.qkv.shape().0;
-        scratch.gates.resize(tokens * value_heads, Gate::default());
+        set_len(&mut scratch.gates, tokens * value_heads);
         pool.for_each_chunk(&mut scratch.gates, value_heads, GRAIN, |token, gates| {
             for (head, gate) in gates.iter_mut().enumerate() {
                 let step_size = softplus(self.a.row(token)[head] + self.dt_bias[head]);
@@ -94,7 +111,7 @@ impl GatedDelta<'_> {
                 gate.beta = 1.0 / (1.0 + (-self.b.row(token)[head]).exp());
             }
         });
-        scratch.scales.resize(tokens * key_heads, Scales::default());
+        set_len(&mut scratch.scales, tokens * key_heads);
         pool.for_each_chunk(&mut scratch.scales, key_heads, GRAIN, |token, scales| {
             for (head, scales) in scales.iter_mut().enumerate() {
                 let (q, k) = self.query_and_key(token, head);

@@ -7,7 +7,7 @@ use std::ops::Range;
 use crate::cpu::math;
 use crate::cpu::pool::Pool;
 use crate::cpu::simd::{Isa, Kernel, Simd, parts};
-use crate::host::HostMatrix;
+use crate::host::{HostMatrix, set_len};
 use crate::{PairGroup, checks};
 
 // SAFETY: `erff` is C99's, in the mathematical library that std already links: `float erff(float)`. It is pure and
@@ -111,8 +111,7 @@ impl PairScores<'_> {
     /// Writes every group's scores; one left row of a group is one piece of work.
     pub(crate) fn run(&self, pool: &Pool, isa: Isa, groups: &[PairGroup], out: &mut Vec<f32>) {
         let total = groups.iter().map(|group| checks::product(&[group.left.len(), group.right.len()])).sum();
-        out.clear();
-        out.resize(total, 0.0);
+        set_len(out, total);
         let mut rest = out.as_mut_slice();
         for group in groups {
             let (scores, after) = rest.split_at_mut(group.left.len() * group.right.len());

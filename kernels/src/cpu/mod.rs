@@ -14,6 +14,7 @@ mod aligned;
 mod attention;
 mod conv;
 mod embedding;
+mod footprint;
 mod gated_delta;
 mod gemm;
 mod heads;
@@ -26,6 +27,7 @@ mod simd;
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+pub use footprint::CpuDemand;
 pub use gemm::CpuWeight;
 pub use simd::Isa;
 #[cfg(target_arch = "x86_64")]

@@ -2,10 +2,10 @@
 
 use std::ops::Range;
 
-use crate::cpu::gemm::{KC, NR_VECTORS, PanelColumns, tile_rows};
+use crate::cpu::gemm::{KC, NR_VECTORS, PACKED_ROWS, PanelColumns, TileRows, tile_rows};
 use crate::cpu::pool::Pool;
 use crate::cpu::simd::{Isa, Simd};
-use crate::host::HostMatrix;
+use crate::host::{HostMatrix, set_len};
 use crate::{DType, HostTensor, KernelError};
 
 /// A Linear weight `[out, in]` as panels `[out / NR][in][NR]`; the outputs that the last panel lacks are zero.
@@ -53,6 +53,14 @@ impl CpuWeight {
 
     pub(crate) fn panels(&self) -> usize {
         self.outputs.div_ceil(self.panel_columns)
+    }
+
+    /// Bytes of its panels.
+    pub fn bytes(&self) -> usize {
+        match &self.panels {
+            Panels::Bf16(values) => size_of_val(values.as_slice()),
+            Panels::F32(values) => size_of_val(values.as_slice()),
+        }
     }
 
     /// A block of inputs of a panel, `[block, NR]` in F32: as stored, or widened into `scratch`.
@@ -104,6 +112,12 @@ fn pack_panels<T: Copy + Default + Send, const BYTES: usize>(
     panels
 }
 
+/// `rows` and the rows that the last tile lacks.
+fn padded(rows: usize, full_rows: usize) -> usize {
+    let last = rows % full_rows;
+    rows - last + if last == 0 { 0 } else { tile_rows(last) }
+}
+
 /// Rows of a left operand as tiles `[rows / MR][in][MR]`; the last tile is as low as the compiled heights allow, and
 /// the rows that it lacks are zero.
 #[derive(Debug, Default)]
@@ -119,9 +133,7 @@ impl Lhs {
     pub(crate) fn pack(&mut self, pool: &Pool, x: &HostMatrix, rows: Range<usize>, full_rows: usize) {
         let inputs = x.shape().1;
         (self.rows, self.inputs, self.full_rows) = (rows.len(), inputs, full_rows);
-        let last = rows.len() % full_rows;
-        let padded = rows.len() - last + if last == 0 { 0 } else { tile_rows(last) };
-        self.values.resize(padded * inputs, 0.0);
+        set_len(&mut self.values, padded(rows.len(), full_rows) * inputs);
         pool.for_each_chunk(&mut self.values, full_rows * inputs, 1, |tile, values| {
             let height = values.len() / inputs;
             let first = rows.start + tile * full_rows;
@@ -138,6 +150,16 @@ impl Lhs {
                 }
             }
         });
+    }
+
+    /// Bytes that it keeps.
+    pub(crate) fn bytes(&self) -> usize {
+        self.values.capacity() * size_of::<f32>()
+    }
+
+    /// The most bytes that it keeps once it has packed a left operand of `rows` rows.
+    pub(crate) fn bytes_for(isa: Isa, rows: usize, inputs: usize) -> usize {
+        padded(rows.min(PACKED_ROWS), isa.run(TileRows)) * inputs * size_of::<f32>()
     }
 
     /// The tiles of some of the packed rows, which start at a tile.
