@@ -107,6 +107,19 @@ impl Tree {
     }
 }
 
+/// What a tree may hold, whoever asks: the memory of a forward is reckoned with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TreeBounds {
+    /// The most tokens, and the most words that it reads.
+    pub tokens: usize,
+    /// The fewest tokens of a block.
+    pub least_block_tokens: usize,
+    /// The fewest tokens of an option or a label.
+    pub least_label_tokens: usize,
+    /// The most labels of a block.
+    pub max_labels: usize,
+}
+
 /// The raw F32 logits of one block, as its head gave them (a Set's include `set_bias`).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Logits {

@@ -4,6 +4,7 @@
 
 mod error;
 mod heads;
+pub mod memory;
 mod parameters;
 pub mod qwen3_5;
 

@@ -91,7 +91,7 @@ impl<D: Device> Parameters<D> {
 
 /// How a device holds a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Storage {
+pub(super) enum Storage {
     /// Packed for matrix products.
     Weight,
     /// A flat F32 vector.
@@ -103,7 +103,7 @@ enum Storage {
 }
 
 impl Storage {
-    fn of(spec: &TensorSpec) -> Self {
+    pub(super) fn of(spec: &TensorSpec) -> Self {
         // The last Linear of a head has one output: its weight is the row of factors that `pair_scores` takes.
         const SCORE_WEIGHTS: [&str; 3] = ["head.scalar.weight", "span2.v.weight", "span_broad.v.weight"];
         const UNUSED: [&str; 4] = ["span2.o.weight", "span2.o.bias", "span_broad.o.weight", "span_broad.o.bias"];

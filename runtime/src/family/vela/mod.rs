@@ -112,16 +112,10 @@ impl Vela {
     /// As [`Vela::new`].
     pub fn of_package(package: &MemberFiles, noul_calibration: bool, limits: Limits) -> Result<Self, VelaError> {
         let config = package.config();
-        let layout = LayoutParameters {
-            max_length: config.max_length,
-            hybrid_rmax: config.span_layout.hybrid_rmax,
-            window: config.span_layout.window,
-            stride: config.span_layout.stride,
-        };
         Vela::new(VelaFiles {
             tokenizer: package.tokenizer(),
             calibration: package.calibration(),
-            layout,
+            layout: LayoutParameters::of_config(config),
             vocab_size: config.backbone_config.vocab_size,
             has_broad: package.has_broad_head(),
             noul_calibration,

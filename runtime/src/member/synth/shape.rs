@@ -91,6 +91,14 @@ pub(super) struct SynthPackage {
 }
 
 impl SynthSpec {
+    /// The config of the member, without making a value of it.
+    ///
+    /// # Errors
+    /// Those of [`super::write`] that do not concern the place.
+    pub fn config(&self) -> Result<MemberConfig, SynthError> {
+        self.package().map(|package| package.config)
+    }
+
     /// Resolves defaults and checks the dimensions.
     pub(super) fn package(&self) -> Result<SynthPackage, SynthError> {
         if let Some(found) = self.layers.filter(|&layers| layers == 0 || layers % 4 != 0) {

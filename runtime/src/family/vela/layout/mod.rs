@@ -19,7 +19,8 @@ use super::questions::{Kind, Question};
 use super::state::{Part, Role};
 use super::tokens::{Ids, Tokenizer, TokenizerError};
 use super::words::{Word, first_tokens, split_words};
-use crate::family::TokenRange;
+use crate::family::{TokenRange, TreeBounds};
+use crate::member::{MemberConfig, SpanLayout};
 use crate::wire::request::Strictness;
 
 /// The most tokens that one request may take, all rows and windows together. The spec has no such limit: it keeps a
@@ -35,6 +36,12 @@ const MAX_REQUEST_SCORES: usize = 1 << 24;
 /// with a shorter `max_length` can be asked.
 const LEAST_TREE_TOKENS: usize = 16_384;
 
+/// No block and no option or label has fewer tokens than this: what stands around a question's own words takes more with
+/// any tokenizer that keeps words and punctuation apart, as the released one does. Memory is reckoned with it, nothing
+/// else relies on it.
+const LEAST_BLOCK_TOKENS: usize = 32;
+const LEAST_LABEL_TOKENS: usize = 8;
+
 /// What a member's input may be, in tokens (`max_length` and `span_layout` of its `config.json`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LayoutParameters {
@@ -48,11 +55,27 @@ pub struct LayoutParameters {
 }
 
 impl LayoutParameters {
+    /// Those of a member.
+    pub fn of_config(config: &MemberConfig) -> Self {
+        let SpanLayout { hybrid_rmax, window, stride, .. } = config.span_layout;
+        Self { max_length: config.max_length, hybrid_rmax, window, stride }
+    }
+
     /// The most tokens that one tree may have, and the most words that it may read. The spec's budget never falls below
     /// 64 tokens, however much the question of a span takes, so it bounds no tree that has one; and a device cannot
     /// divide a tree. A reading of our own: twice the member's input, which no tree within the budget comes near.
     pub(crate) fn max_tree_tokens(self) -> usize {
         2 * self.max_length.max(LEAST_TREE_TOKENS)
+    }
+
+    /// The bounds of a tree, for questions of at most `max_labels` options or labels.
+    pub fn tree_bounds(self, max_labels: usize) -> TreeBounds {
+        TreeBounds {
+            tokens: self.max_tree_tokens(),
+            least_block_tokens: LEAST_BLOCK_TOKENS,
+            least_label_tokens: LEAST_LABEL_TOKENS,
+            max_labels,
+        }
     }
 }
 

@@ -1,5 +1,7 @@
 //! What one request may ask at most: it is refused by count, before anything of that size exists.
 
+use std::ops::Range;
+
 use serde_json::json;
 
 use super::decisions::{Asking, asking, decide, failed_ids, value};
@@ -149,4 +151,34 @@ fn a_state_of_which_nothing_valid_is_asked_is_not_tokenised() {
     let vela = vela_that_gives_up();
     let questions = asking(&json!({"a": null}));
     assert_eq!(failed_ids(&decide(&vela, &value(&json!(HOSTILE)), &questions, Strictness::PerQuestion)), ["a"]);
+}
+
+/// What memory is reckoned with: the smallest questions have no smaller blocks, options or labels than is said of them.
+#[test]
+fn blocks_and_labels_have_their_least_tokens() {
+    for member in ["tiny-08b", "tiny-4b", "tiny-router", "tiny-short"] {
+        let vela = vela("vela", member);
+        let bounds = vela.layouter.parameters().tree_bounds(255);
+        for kind in ["choice", "noul", "score", "set", "span"] {
+            let criteria = match kind {
+                "choice" => json!({"a": null, "b": null}),
+                "noul" => json!({"false": "a", "true": "a"}),
+                "score" => json!(["a", "a"]),
+                _ => json!({"a": null}),
+            };
+            let question = json!({"type": kind, "instructions": "a", "criteria": criteria});
+            let questions = asking(&json!({"q": question}));
+            let (plan, _) = vela.lay_out(&value(&json!("a")), &questions, Strictness::AllOrNothing).unwrap();
+            let block = &plan.trees[0].blocks[0];
+            assert!(block.ids.len() >= bounds.least_block_tokens, "{member}, {kind}: {}", block.ids.len());
+            let least = match &block.readout {
+                Readout::Candidates { options, .. } => {
+                    options.windows(2).map(|ends| (ends[1] - ends[0]) as usize).min()
+                }
+                Readout::Spans { labels, .. } => labels.iter().map(Range::len).min(),
+            };
+            // A set of one label has one option end and no distance between two.
+            assert!(least.is_none_or(|least| least >= bounds.least_label_tokens), "{member}, {kind}: {least:?}");
+        }
+    }
 }
