@@ -9,8 +9,9 @@ use synod_config::{Deployment, Member};
 use super::table::table;
 use super::{one_line, without_effect};
 use crate::family::vela::Vela;
+use crate::model::memory::mib;
 use crate::model::qwen3_5::config::TensorSpec;
-use crate::supervisor;
+use crate::supervisor::{self, Wanted};
 use crate::wire::request::Limits;
 
 /// Check a deployment file and the packages that it names, without loading weights.
@@ -25,7 +26,8 @@ pub(super) struct Check {
 }
 
 /// The columns of the report.
-const HEADER: [&str; 7] = ["member", "model", "profile", "devices", "parameters", "max tokens", "trusted by"];
+const HEADER: [&str; 8] =
+    ["member", "model", "profile", "devices", "memory (MiB)", "parameters", "max tokens", "trusted by"];
 
 impl Check {
     pub(super) fn run(self) -> Result<()> {
@@ -40,7 +42,7 @@ impl Check {
                 problems.push(error.to_string());
                 continue;
             }
-            match inspect(member) {
+            match inspect(member, &deployment) {
                 Ok(row) => rows.push(row),
                 Err(error) => problems.push(format!("{}: {}", member.name, one_line(&error))),
             }
@@ -53,18 +55,23 @@ impl Check {
 }
 
 /// Opens a member's package and reads its tokenizer and calibration; a row of the report.
-fn inspect(member: &Member) -> Result<[String; HEADER.len()]> {
+fn inspect(member: &Member, deployment: &Deployment) -> Result<[String; HEADER.len()]> {
     let path = || member.path.display().to_string();
     let package = supervisor::open(member).with_context(path)?;
     Vela::of_package(&package, member.noul_calibration, Limits::default()).with_context(path)?;
     let config = package.config();
     let broad = if package.has_broad_head() { config.broad_inventory() } else { Vec::new() };
+    let limits = deployment.server.limits;
+    let wanted = Wanted::of(member, &package, deployment.queue.batch_tokens, limits.max_options);
+    let memory = |placement| Ok(mib(wanted.need(supervisor::hardware(placement)?).total()).to_string());
+    let memory = member.placements.iter().map(memory).collect::<Result<Vec<_>>>()?;
     let parameters: usize = config.inventory().iter().chain(&broad).map(TensorSpec::elements).sum();
     Ok([
         member.name.clone(),
         package.model_name().to_owned(),
         member.profile.name().to_owned(),
         member.placements.iter().map(ToString::to_string).collect::<Vec<_>>().join(" "),
+        memory.join(" "),
         parameters.to_string(),
         config.max_length.to_string(),
         if member.anchor.is_some() { "its anchor" } else { "its release" }.to_owned(),

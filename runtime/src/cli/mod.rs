@@ -8,6 +8,7 @@ mod ask;
 mod check;
 mod export;
 pub mod local;
+mod plan;
 pub mod progress;
 mod serve;
 mod synth;
@@ -33,6 +34,7 @@ enum Command {
     Serve(serve::Serve),
     Ask(ask::Ask),
     Check(check::Check),
+    Plan(plan::Plan),
     Export(export::Export),
     Verify(verify::Verify),
     Synth(synth::Synth),
@@ -44,6 +46,7 @@ pub fn main() -> ExitCode {
         Command::Serve(serve) => serve.run(),
         Command::Ask(ask) => ask.run(),
         Command::Check(check) => check.run(),
+        Command::Plan(plan) => plan.run(),
         Command::Export(export) => export.run(),
         Command::Verify(verify) => verify.run(),
         Command::Synth(synth) => synth.run(),

@@ -85,7 +85,7 @@ fn load(file: &Path) -> Result<Deployment> {
 fn demo_deployment(demo: &Demo) -> Result<Deployment> {
     let text = format!(
         "[server]\ndefault_model = \"demo\"\n[[member]]\nname = \"demo\"\npath = \"demo\"\nanchor = \"{}\"\n\
-         profile = \"fp32\"\ndevices = [\"cpu:*\"]\naliases = [\"jev-latest\"]\nrelease_date = \"2026-01-01\"\n\
+         profile = \"fp32\"\nprefix_cache_mib = 0\ndevices = [\"cpu:*\"]\naliases = [\"jev-latest\"]\nrelease_date = \"2026-01-01\"\n\
          description = \"A demonstration with random weights: its answers mean nothing.\"\n",
         demo.anchor()
     );
@@ -158,6 +158,7 @@ fn seating(deployment: &Deployment) -> Seating {
     Seating {
         limits: request_limits(&deployment.server.limits),
         batch_tokens: deployment.queue.batch_tokens,
+        host_bytes: supervisor::available_host_bytes(),
         follower: if executors == 1 { Some(bar) } else { None },
     }
 }

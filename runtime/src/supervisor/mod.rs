@@ -10,10 +10,14 @@ mod actor;
 mod backoff;
 #[cfg(test)]
 pub(crate) mod fakes;
+mod fit;
+mod inventory;
 mod roster;
 mod seats;
 
 pub use actor::{Drain, Placement, Seat, Settings, Supervisor};
 pub use backoff::Policy;
+pub use fit::{Demand, Shortage, Wanted, check_room};
+pub use inventory::available_host_bytes;
 pub use roster::{ExecutorState, Listing, Member, Replica, Roster};
-pub use seats::{SeatError, Seating, check_served, open, seats};
+pub use seats::{SeatError, Seating, check_served, hardware, open, seats};

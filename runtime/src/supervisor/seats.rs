@@ -9,13 +9,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use synod_config::{self as config, Cores, Profile};
 use synod_kernels::KernelError;
-use synod_kernels::cpu::CpuDevice;
+use synod_kernels::cpu::{CpuDevice, Isa};
 
+use super::fit::{Demand, Shortage, Wanted, check_room};
 use super::{Listing, Placement, Seat};
 use crate::executor::{Face, LoadProgress, Loaded};
 use crate::family::vela::Vela;
 use crate::member::{Anchor, Digest, MemberError, MemberFiles, Progress, Trust};
 use crate::model::Model;
+use crate::model::memory::Hardware;
 use crate::wire::request::Limits;
 
 type LoadError = Box<dyn Error + Send + Sync>;
@@ -25,6 +27,8 @@ type LoadError = Box<dyn Error + Send + Sync>;
 pub struct Seating {
     pub limits: Limits,
     pub batch_tokens: usize,
+    /// What the members may take of this host's memory; not looked at if absent.
+    pub host_bytes: Option<u64>,
     /// Makes whoever follows each load beside the roster, such as a bar at a terminal.
     pub follower: Option<fn() -> Box<dyn Progress>>,
 }
@@ -41,6 +45,9 @@ pub enum SeatError {
     /// This machine does not have the device.
     #[error("member {member}: {placement}: {source}")]
     Device { member: String, placement: config::Placement, source: Box<KernelError> },
+    /// This machine has not the memory.
+    #[error(transparent)]
+    Memory(#[from] Box<Shortage>),
 }
 
 /// A seat for every member.
@@ -48,7 +55,42 @@ pub enum SeatError {
 /// # Errors
 /// [`SeatError`], for the first member that this build or this machine does not serve.
 pub fn seats(members: &[config::Member], seating: Seating) -> Result<Vec<Seat>, SeatError> {
-    members.iter().map(|member| seat(member, seating)).collect()
+    let seats = members.iter().map(|member| seat(member, seating)).collect::<Result<_, _>>()?;
+    if let Some(host_bytes) = seating.host_bytes {
+        check_room(&demands(members, seating)?, host_bytes)?;
+    }
+    Ok(seats)
+}
+
+/// What every placement needs, before any is loaded. A package that cannot be opened now has no place here: its
+/// executors will say so, and try again.
+fn demands(members: &[config::Member], seating: Seating) -> Result<Vec<Demand>, SeatError> {
+    let mut demands = Vec::new();
+    for member in members {
+        let Ok(files) = open(member) else { continue };
+        let wanted = Wanted::of(member, &files, seating.batch_tokens, seating.limits.max_options);
+        for placement in &member.placements {
+            let hardware = hardware(placement).map_err(|source| device_error(member, placement, source))?;
+            let device = placement.to_string();
+            demands.push(Demand { member: member.name.clone(), device, need: wanted.need(hardware) });
+        }
+    }
+    Ok(demands)
+}
+
+/// What a placement computes on; of cores that it leaves open, those of this machine.
+///
+/// # Errors
+/// [`KernelError::Resource`] if the system does not say which cores there are.
+pub fn hardware(placement: &config::Placement) -> Result<Hardware, KernelError> {
+    Ok(match placement {
+        config::Placement::Cpu(cores) => Hardware::Cpu { isa: Isa::best(), threads: core_numbers(cores)?.len() },
+        config::Placement::Cuda(_) => Hardware::Cuda,
+    })
+}
+
+fn device_error(member: &config::Member, placement: &config::Placement, source: KernelError) -> SeatError {
+    SeatError::Device { member: member.name.clone(), placement: placement.clone(), source: Box::new(source) }
 }
 
 /// Whether this build serves a member where the deployment wants it, on a machine that has its devices.
@@ -88,11 +130,7 @@ fn seat(member: &config::Member, seating: Seating) -> Result<Seat, SeatError> {
 
 fn place(shared: &Arc<Shared>, placement: &config::Placement) -> Result<Placement, SeatError> {
     let cores = cores(&shared.member, placement)?.clone();
-    device(&cores).map_err(|source| SeatError::Device {
-        member: shared.member.name.clone(),
-        placement: placement.clone(),
-        source: Box::new(source),
-    })?;
+    device(&cores).map_err(|source| device_error(&shared.member, placement, source))?;
     let shared = Arc::clone(shared);
     let factory = Box::new(move |progress: &LoadProgress| shared.load(&cores, progress));
     Ok(Placement { device: placement.to_string(), factory })
@@ -107,11 +145,14 @@ fn cores<'a>(member: &config::Member, placement: &'a config::Placement) -> Resul
 }
 
 fn device(cores: &Cores) -> Result<CpuDevice, KernelError> {
-    let cores = match cores {
-        Cores::All => CpuDevice::available_cores()?,
-        Cores::These(cores) => cores.clone().collect(),
-    };
-    CpuDevice::new(&cores)
+    CpuDevice::new(&core_numbers(cores)?)
+}
+
+fn core_numbers(cores: &Cores) -> Result<Vec<usize>, KernelError> {
+    match cores {
+        Cores::All => CpuDevice::available_cores(),
+        Cores::These(cores) => Ok(cores.clone().collect()),
+    }
 }
 
 /// What a member's executors have in common.
@@ -191,7 +232,7 @@ mod tests {
     }
 
     fn seated(lines: &str) -> Result<usize, String> {
-        let seating = Seating { limits: Limits::default(), batch_tokens: 1, follower: None };
+        let seating = Seating { limits: Limits::default(), batch_tokens: 1, host_bytes: Some(0), follower: None };
         let seats = seats(&[member(lines)], seating).map_err(|error| error.to_string())?;
         Ok(seats[0].placements.len())
     }
@@ -210,6 +251,31 @@ mod tests {
         }
         assert!(check_served(&member("devices = [\"cpu:*\"]")).is_ok());
         assert_eq!(seated("devices = [\"cpu:*\"]"), Ok(1));
+    }
+
+    /// Every placement loads weights of its own. Only what has room is started; nothing is loaded to find out.
+    #[test]
+    fn placements_without_room_are_refused_at_the_start() {
+        let fixture = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures/members/tiny-08b");
+        let manifest = std::fs::read(Path::new(fixture).join("MODEL_MANIFEST.json")).unwrap();
+        let anchor = Anchor(Digest::of(&manifest));
+        let mut member = member("devices = [\"cpu:*\"]");
+        member.path = fixture.into();
+        member.anchor = Some(anchor.to_string().parse().unwrap());
+        let seating = |host_bytes| Seating { limits: Limits::default(), batch_tokens: 1, host_bytes, follower: None };
+        let members = [member.clone(), member];
+        let needs = demands(&members, seating(None)).unwrap();
+        assert_eq!(needs.len(), 2);
+        let (first, second) = (needs[0].need.total(), needs[1].need.total());
+        let shortage = |host_bytes| match seats(&members, seating(Some(host_bytes))) {
+            Err(SeatError::Memory(shortage)) => shortage,
+            Err(other) => panic!("{other}"),
+            Ok(_) => panic!("seated"),
+        };
+        assert_eq!(shortage(first - 1).demand, needs[0]);
+        assert_eq!(shortage(first + second - 1).demand, needs[1]);
+        assert!(seats(&members, seating(Some(first + second))).is_ok());
+        assert!(seats(&members, seating(None)).is_ok());
     }
 
     /// Loading it again and again would never serve it; another machine may.
