@@ -33,6 +33,9 @@ pub enum ModelError {
     /// A block asks for a span head that this member does not have.
     #[error("span head {}: this member has none", .head.name())]
     NoSpanHead { head: SpanHead },
+    /// Inputs that were given to a head are not of the shape that its readout calls for.
+    #[error("head inputs: expected {expected:?} values, found {found}")]
+    HeadInputs { expected: [usize; 2], found: usize },
     /// Trees of one batch hold more rows than a device can address.
     #[error("batch: expected at most {max} tokens, found {found}")]
     BatchTokens { max: usize, found: usize },

@@ -14,6 +14,7 @@ mod tests;
 use synod_kernels::Device;
 
 pub use self::error::ModelError;
+pub use self::heads::HeadInputs;
 use self::heads::Heads;
 use self::parameters::Parameters;
 use self::qwen3_5::forest::{self, Forest};
@@ -46,6 +47,7 @@ pub struct Model<D: Device> {
     heads: Heads<D>,
     workspace: Workspace<D::Matrix>,
     batch_tokens: usize,
+    hidden_size: usize,
     tokens_computed: u64,
 }
 
@@ -75,7 +77,38 @@ impl<D: Device> Model<D> {
         let backbone = Backbone::build(&config.backbone_config, &device, &mut parameters, Box::new(rows))?;
         let heads = Heads::build(&device, &mut parameters, config.span_head.slots, package.has_broad_head())?;
         let workspace = Workspace::new(&device);
-        Ok(Self { device, backbone, heads, workspace, batch_tokens, tokens_computed: 0 })
+        let hidden_size = config.backbone_config.hidden_size;
+        Ok(Self { device, backbone, heads, workspace, batch_tokens, hidden_size, tokens_computed: 0 })
+    }
+
+    /// What the head of every block takes, `[tree][block]`; nothing for a block that reads nothing. For replays: each
+    /// tree is a pass by itself.
+    ///
+    /// # Errors
+    /// As [`Forward::forward`].
+    pub fn head_inputs(&mut self, trees: &[&Tree]) -> Result<Vec<Vec<HeadInputs>>, ModelError> {
+        let mut inputs: Vec<_> = trees.iter().map(|tree| vec![HeadInputs::default(); tree.blocks.len()]).collect();
+        for (tree, inputs) in trees.iter().zip(&mut inputs) {
+            let forest = Forest::pack(&[tree])?;
+            if forest.reads.is_empty() {
+                continue;
+            }
+            let states = self.backbone.forward(&self.device, &forest, &mut self.workspace, &|| true)?;
+            let read = self.heads.inputs(&self.device, states, &forest.reads)?;
+            for (place, block) in forest.reads.iter().zip(read) {
+                inputs[place.block] = block;
+            }
+            self.tokens_computed += forest.ids.len() as u64;
+        }
+        Ok(inputs)
+    }
+
+    /// The logits that a block's head gives on `inputs`, wherever these come from. For replays.
+    ///
+    /// # Errors
+    /// Inputs of another shape than `readout` calls for, or a span head that this member lacks.
+    pub fn head_logits(&mut self, readout: &Readout, inputs: &HeadInputs) -> Result<Logits, ModelError> {
+        self.heads.logits_of_inputs(&self.device, readout, inputs, self.hidden_size)
     }
 
     /// One pass: all of `trees` in one packed matrix.

@@ -25,8 +25,8 @@ pub(super) struct CandidateHead<D: Device> {
 
 /// Rows of one block's readout in the matrix of read states.
 pub(super) struct CandidateRows {
-    options: Range<u32>,
-    query: u32,
+    pub(super) options: Range<u32>,
+    pub(super) query: u32,
     set_bias: bool,
 }
 

@@ -6,6 +6,7 @@
 //! Absent on purpose: temperatures, thresholds and everything else that turns logits into answers (`family`).
 
 mod candidate;
+mod inputs;
 mod span;
 
 use std::ops::Range;
@@ -13,6 +14,7 @@ use std::ops::Range;
 use synod_kernels::{Device, PairGroup};
 
 use self::candidate::{CandidateHead, CandidateRows};
+pub use self::inputs::HeadInputs;
 use self::span::{SpanHead, SpanRows};
 use super::ModelError;
 use super::parameters::Parameters;

@@ -33,9 +33,9 @@ pub(super) struct SpanHead<D: Device> {
 /// Rows of one block's readout in the matrix of read states. There is at least one word and one label.
 pub(super) struct SpanRows {
     /// The row of each word.
-    words: Vec<u32>,
+    pub(super) words: Vec<u32>,
     /// The rows of every token of each label.
-    labels: Vec<Range<u32>>,
+    pub(super) labels: Vec<Range<u32>>,
 }
 
 impl SpanRows {

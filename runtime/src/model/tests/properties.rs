@@ -212,6 +212,20 @@ fn a_block_is_the_tail_of_its_plain_sequence() {
     });
 }
 
+/// What a replay gives to the heads is what they take when they serve.
+#[test]
+fn heads_give_the_same_bits_on_inputs_that_are_given_back() {
+    for_each_seed(|model, random, at| {
+        for tree in random_trees(random) {
+            let expected = forward(model, std::slice::from_ref(&tree));
+            let inputs = model.head_inputs(&[&tree]).unwrap();
+            for ((block, inputs), expected) in tree.blocks.iter().zip(&inputs[0]).zip(&expected[0]) {
+                assert_same_bits(&model.head_logits(&block.readout, inputs).unwrap(), expected, at);
+            }
+        }
+    });
+}
+
 /// The same tokens and readouts with a prefix of `cut` tokens only; the rest of it begins the block.
 fn cut_earlier(tree: &Tree, block: &Block, cut: usize) -> Tree {
     let moved = (tree.prefix.len() - cut) as u32;
