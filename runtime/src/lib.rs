@@ -3,7 +3,7 @@
 //! One folder per stage that a request passes, in the order it passes them: [`http`] takes bytes, [`wire`] reads
 //! them, [`admission`] queues them, [`family`] turns text into a plan and logits into answers, [`executor`] runs the
 //! plan through [`model`] on one device. [`member`] is what makes files trustworthy, [`supervisor`] starts and
-//! watches executors, [`metrics`] counts, [`cli`] is the command line.
+//! watches executors, [`metrics`] counts, [`replay`] compares with recorded cases, [`cli`] is the command line.
 
 pub mod admission;
 pub mod cli;
@@ -13,6 +13,7 @@ pub mod http;
 pub mod member;
 pub mod metrics;
 pub mod model;
+pub mod replay;
 pub mod supervisor;
 #[cfg(test)]
 mod testing;

@@ -62,6 +62,11 @@ impl LocalMember {
         &self.family
     }
 
+    /// The same, as what it is.
+    pub fn vela(&self) -> &Vela {
+        &self.family
+    }
+
     /// Loads the weights, which verifies their bytes, for the given cores.
     ///
     /// # Errors

@@ -10,6 +10,7 @@ mod export;
 pub mod local;
 mod plan;
 pub mod progress;
+mod replay;
 mod serve;
 mod synth;
 mod table;
@@ -37,6 +38,7 @@ enum Command {
     Plan(plan::Plan),
     Export(export::Export),
     Verify(verify::Verify),
+    Replay(replay::Replay),
     Synth(synth::Synth),
 }
 
@@ -49,6 +51,7 @@ pub fn main() -> ExitCode {
         Command::Plan(plan) => plan.run(),
         Command::Export(export) => export.run(),
         Command::Verify(verify) => verify.run(),
+        Command::Replay(replay) => replay.run(),
         Command::Synth(synth) => synth.run(),
     };
     match result {

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use synod_config::{Card, Placement, Profile};
 
 use super::rooms::{Layout, Planned, Room, RoomKind, Tenant};
-use crate::cli::check::table;
+use crate::cli::table::table;
 use crate::model::memory::{Hardware, MemoryNeed, flops_per_token, mib};
 
 const PARTS: usize = MemoryNeed::PARTS.len();

@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 use self::calibration::{Calibration, CalibrationError};
 use self::finish::{Asked, Failure, SpanPart, Unanswered};
-use self::layout::{LayoutError, LayoutParameters, Layouter, TokenPart};
+use self::layout::{Layout, LayoutError, LayoutParameters, Layouter, TokenPart};
 use self::questions::{Kind, Problem, Question, read_questions};
 use self::state::{Part, Role, State, StateProblem, read_state};
 use self::tokens::{Tokenizer, TokenizerError};
@@ -75,6 +75,24 @@ pub enum VelaError {
     WindowLayout { window: usize, hybrid_rmax: usize },
 }
 
+/// A request laid out, with everything that led to it: what becomes a plan, and what a replay compares.
+pub(crate) struct Laid {
+    state: State,
+    parts: Vec<TokenPart>,
+    asked: Vec<Asked>,
+    /// The questions that were understood.
+    pub(crate) questions: Vec<Question>,
+    pub(crate) layout: Layout,
+    strictness: Strictness,
+}
+
+impl Laid {
+    /// The parts of the state.
+    pub(crate) fn roles(&self) -> impl Iterator<Item = Role> {
+        self.state.parts.iter().map(|part| part.role)
+    }
+}
+
 /// A request whose questions have been read: what [`Asked`] needs of each, and those that are valid.
 struct Understood {
     asked: Vec<Asked>,
@@ -123,13 +141,26 @@ impl Vela {
         })
     }
 
-    /// [`Family::render`], with what is pending still open to view.
-    fn lay_out(
+    /// The parts of a state in tokens, all of them with their words, whatever asks of them.
+    ///
+    /// # Errors
+    /// [`Refusal::Invalid`] for a state that is invalid or has no tokens.
+    pub(crate) fn read_parts(&self, state: &Value) -> Result<Vec<(Part, TokenPart)>, Refusal> {
+        let parts = read_state(state).map_err(|problem| Refusal::Invalid(vec![state_detail(problem)]))?.parts;
+        let read = |part: Part| TokenPart::read(&self.tokenizer, &part, true).map(|tokens| (part, tokens));
+        parts.into_iter().map(read).collect::<Result<_, _>>().map_err(|error| unreadable_state(&error))
+    }
+
+    /// [`Family::render`] up to the layout.
+    ///
+    /// # Errors
+    /// As [`Family::render`].
+    pub(crate) fn lay_out(
         &self,
         state: &Value,
         questions: &[(String, request::Question)],
         strictness: Strictness,
-    ) -> Result<(Plan, Unanswered), Refusal> {
+    ) -> Result<Laid, Refusal> {
         let state = read_state(state).map_err(|problem| Refusal::Invalid(vec![state_detail(problem)]))?;
         let Understood { mut asked, questions } = self.understand(&state, questions, strictness)?;
         let parts = self.token_parts(&state, &questions).map_err(|error| unreadable_state(&error))?;
@@ -138,6 +169,12 @@ impl Vela {
             .lay_out(&self.tokenizer, &parts, &questions, strictness)
             .map_err(|error| refusal(error, &questions))?;
         mark_refused(&mut asked, &questions, &layout.refused);
+        Ok(Laid { state, parts, asked, questions, layout, strictness })
+    }
+
+    /// What an executor computes of a laid out request, and what is pending of it.
+    pub(crate) fn plan(&self, laid: Laid) -> (Plan, Unanswered) {
+        let Laid { state, parts, asked, questions, layout, strictness } = laid;
         let input_tokens = layout.tokens();
         let (plan, reads) = layout.into_plan(&questions);
         let span_parts = span_parts(state, parts, &questions);
@@ -152,7 +189,7 @@ impl Vela {
             parts: span_parts,
             input_tokens,
         };
-        Ok((plan, pending))
+        (plan, pending)
     }
 
     fn understand(
@@ -200,7 +237,7 @@ impl Family for Vela {
         questions: &[(String, request::Question)],
         strictness: Strictness,
     ) -> Result<Rendered, Refusal> {
-        let (plan, pending) = self.lay_out(state, questions, strictness)?;
+        let (plan, pending) = self.plan(self.lay_out(state, questions, strictness)?);
         Ok(Rendered { plan, pending: Box::new(pending) })
     }
 

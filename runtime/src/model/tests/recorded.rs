@@ -1,155 +1,32 @@
 //! Every recorded case with logits: the recorded trees in, the oracle's logits out.
 
-use std::collections::HashMap;
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use serde::Deserialize;
 use synod_kernels::cpu::{CpuDevice, Isa};
 use synod_kernels::reference::Reference;
 
-use super::{LOGIT_GATE, cpu, distance, fixtures, load};
-use crate::family::{Block, Logits, Readout, SpanHead, Tree};
+use super::{LOGIT_GATE, cpu, fixtures, load};
+use crate::family::{Plan, Readout};
 use crate::model::Forward;
+use crate::replay::{Case, case_files};
 
-#[derive(Deserialize)]
-struct Case {
-    #[serde(default)]
-    trees: Vec<RecordedTree>,
-    /// Per question, its logits in every tree that reads it. Absent where the case is an error.
-    logits: Option<HashMap<String, Vec<RecordedLogits>>>,
-}
-
-#[derive(Deserialize)]
-struct RecordedTree {
-    row: usize,
-    window: Option<[usize; 2]>,
-    prefix: Vec<u32>,
-    blocks: Vec<RecordedBlock>,
-}
-
-#[derive(Deserialize)]
-struct RecordedBlock {
-    question: String,
-    kind: String,
-    head: Option<String>,
-    replaced_by_windows: bool,
-    ids: Vec<u32>,
-    /// First token of every option or label.
-    starts: Vec<u32>,
-    /// The token after the last one of every option or label.
-    ends: Vec<u32>,
-    /// Index of a word in its part, and its position in the block.
-    words: Vec<[u32; 2]>,
-}
-
-#[derive(Deserialize)]
-struct RecordedLogits {
-    row: usize,
-    window: Option<[usize; 2]>,
-    values: Rows,
-}
-
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum Rows {
-    Options(Vec<f64>),
-    Words(Vec<Vec<f64>>),
-}
-
-impl RecordedBlock {
-    fn block(&self) -> Block {
-        let readout = if self.kind == "span" {
-            let head = match self.head.as_deref() {
-                Some("router") => SpanHead::Router,
-                Some("broad") => SpanHead::Broad,
-                other => panic!("unknown span head {other:?}"),
-            };
-            let labels = self.starts.iter().zip(&self.ends).map(|(&start, &end)| start..end).collect();
-            Readout::Spans { head, words: self.words.iter().map(|word| word[1]).collect(), labels }
-        } else {
-            let options = self.ends.iter().map(|end| end - 1).collect();
-            let query = self.ids.len() as u32 - 1;
-            Readout::Candidates { options, query, set_bias: self.kind == "set" }
-        };
-        Block { ids: self.ids.clone(), readout }
-    }
-
-    /// Rows and columns that its logits must have.
-    fn dimensions(&self) -> (usize, usize) {
-        if self.kind == "span" { (self.words.len(), self.ends.len()) } else { (self.ends.len(), 1) }
-    }
-}
-
-impl RecordedTree {
-    fn read(&self) -> impl Iterator<Item = &RecordedBlock> {
-        self.blocks.iter().filter(|block| !block.replaced_by_windows)
-    }
-}
-
-impl Case {
-    /// The largest distance of a logit from the recorded one, after every dimension has been compared.
-    fn distance(mut self, model: &mut dyn Forward, name: &str) -> f64 {
-        let trees: Vec<Tree> = self
-            .trees
-            .iter()
-            .map(|tree| Tree {
-                prefix: tree.prefix.as_slice().into(),
-                blocks: tree.read().map(RecordedBlock::block).collect(),
-            })
-            .collect();
-        let logits = model.forward(&trees.iter().collect::<Vec<_>>(), &|| true).unwrap();
-        let mut recorded = self.logits.take().expect("a case with logits");
-        let mut worst = 0.0_f64;
-        assert_eq!(logits.len(), self.trees.len());
-        for (tree, logits) in self.trees.iter().zip(&logits) {
-            assert_eq!(logits.len(), tree.read().count());
-            for (block, logits) in tree.read().zip(logits) {
-                let of_question = recorded.get_mut(&block.question).expect("logits of the question");
-                let place = of_question.iter().position(|of| of.row == tree.row && of.window == tree.window);
-                let reference = of_question.swap_remove(place.expect("logits of the tree"));
-                let at = format!("{name}: question {}, row {}, window {:?}", block.question, tree.row, tree.window);
-                worst = worst.max(compare(logits, &reference.values, block.dimensions(), &at));
-            }
-        }
-        assert!(recorded.values().all(Vec::is_empty), "{name}: every recorded block is read once");
-        worst
-    }
-}
-
-/// The largest distance of a block's logits from their references.
-fn compare(logits: &Logits, reference: &Rows, (rows, columns): (usize, usize), at: &str) -> f64 {
-    let reference: Vec<f64> = match reference {
-        Rows::Options(options) => options.clone(),
-        Rows::Words(words) => {
-            assert!(words.iter().all(|word| word.len() == columns), "{at}: labels");
-            words.concat()
-        }
-    };
-    assert_eq!(logits.columns, columns, "{at}: columns");
-    assert_eq!(logits.values.len(), rows * columns, "{at}: values");
-    assert_eq!(reference.len(), rows * columns, "{at}: recorded values");
-    assert!(logits.is_finite(), "{at}: a logit is not finite");
-    let distances = logits.values.iter().zip(&reference).map(|(&found, &reference)| distance(found, reference));
-    distances.fold(0.0, f64::max)
-}
-
-fn read_case(path: &Path) -> Case {
-    serde_json::from_slice(&fs::read(path).unwrap()).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+/// The largest distance of a logit from the recorded one, after every dimension has been compared.
+fn distance(case: &Case, plan: &Plan, model: &mut dyn Forward) -> f64 {
+    let logits = model.forward(&plan.trees.iter().collect::<Vec<_>>(), &|| true).unwrap();
+    case.answered().unwrap().compare_logits(&logits, LOGIT_GATE).unwrap().largest
 }
 
 /// Checks the cases of `folder` that have logits, `only` those or all, and prints how far they were.
 pub(super) fn check_cases(model: &mut dyn Forward, folder: &str, only: Option<&[&str]>) {
-    let mut paths: Vec<PathBuf> = match only {
+    let paths: Vec<PathBuf> = match only {
         Some(names) => names.iter().map(|name| fixtures(folder).join(format!("{name}.json"))).collect(),
-        None => fs::read_dir(fixtures(folder)).unwrap().map(|entry| entry.unwrap().path()).collect(),
+        None => case_files(&fixtures(folder)).unwrap(),
     };
-    paths.sort();
     let (mut checked, mut worst) = (0, 0.0_f64);
     for path in paths {
-        let case = read_case(&path);
-        if case.logits.is_some() {
-            let distance = case.distance(model, &path.display().to_string());
+        let case = Case::read(&path).unwrap();
+        if let Some(plan) = case.plan() {
+            let distance = distance(&case, plan, model);
             assert!(distance <= LOGIT_GATE, "{}: a logit is {distance:e} from the recorded one", path.display());
             (checked, worst) = (checked + 1, worst.max(distance));
         }
@@ -188,12 +65,15 @@ fn the_definition_gives_the_recorded_logits() {
 #[test]
 fn a_spoiled_case_is_outside_the_gate() {
     let mut model = load(Reference, "tiny-router");
-    let case = || read_case(&fixtures("vela/tiny-router/candidates-only.json"));
-    assert!(case().distance(&mut model, "as recorded") <= LOGIT_GATE);
-    let mut shorter = case();
-    shorter.trees[0].prefix.pop();
-    assert!(shorter.distance(&mut model, "a shorter prefix") > 100.0 * LOGIT_GATE);
-    let mut shifted = case();
-    shifted.trees[0].blocks[0].ends[0] -= 1;
-    assert!(shifted.distance(&mut model, "an option read one token early") > 100.0 * LOGIT_GATE);
+    let case = Case::read(&fixtures("vela/tiny-router/candidates-only.json")).unwrap();
+    let plan = || case.plan().unwrap().clone();
+    assert!(distance(&case, &plan(), &mut model) <= LOGIT_GATE);
+    let mut shorter = plan();
+    let tree = &mut shorter.trees[0];
+    tree.prefix = tree.prefix[1..].into();
+    assert!(distance(&case, &shorter, &mut model) > 100.0 * LOGIT_GATE);
+    let mut shifted = plan();
+    let Readout::Candidates { options, .. } = &mut shifted.trees[0].blocks[0].readout else { panic!("candidates") };
+    options[0] -= 1;
+    assert!(distance(&case, &shifted, &mut model) > 100.0 * LOGIT_GATE);
 }

@@ -83,22 +83,7 @@ struct Finish<'a> {
 
 impl Pending for Unanswered {
     fn finish(self: Box<Self>, logits: &[Vec<Logits>]) -> Result<Decision, Refusal> {
-        if self.strictness == Strictness::AllOrNothing
-            && let Some(question) = self.first_without_answer(logits)
-        {
-            return Err(Refusal::InvalidModelOutput { question: question.id.clone() });
-        }
-        let mut finish = Finish::new(&self);
-        for asked in &self.asked {
-            match asked {
-                Asked::Failed { id, failure } => finish.fail(id, failure),
-                Asked::Question { index, kind } => match self.readings(*index, logits) {
-                    Some(readings) => finish.answer(*index, &readings),
-                    None => finish.fail(&self.questions[*index].id, &Failure::invalid_model_output(kind.clone())),
-                },
-            }
-        }
-        Ok(finish.decision)
+        self.decide(logits)
     }
 }
 
@@ -110,6 +95,29 @@ impl Failure {
 }
 
 impl Unanswered {
+    /// [`Pending::finish`], for whoever finishes a request with more than one set of logits.
+    ///
+    /// # Errors
+    /// As there.
+    pub(crate) fn decide(&self, logits: &[Vec<Logits>]) -> Result<Decision, Refusal> {
+        if self.strictness == Strictness::AllOrNothing
+            && let Some(question) = self.first_without_answer(logits)
+        {
+            return Err(Refusal::InvalidModelOutput { question: question.id.clone() });
+        }
+        let mut finish = Finish::new(self);
+        for asked in &self.asked {
+            match asked {
+                Asked::Failed { id, failure } => finish.fail(id, failure),
+                Asked::Question { index, kind } => match self.readings(*index, logits) {
+                    Some(readings) => finish.answer(*index, &readings),
+                    None => finish.fail(&self.questions[*index].id, &Failure::invalid_model_output(kind.clone())),
+                },
+            }
+        }
+        Ok(finish.decision)
+    }
+
     /// Index of the part that a span reads.
     pub(super) fn part_of(&self, question: &Question) -> usize {
         let role = question.roles[0];

@@ -1,64 +1,23 @@
-//! Recorded logits to recorded answers, to the last byte.
+//! Recorded logits to what the recording says beside its response, and logits that are no answer.
 
 use super::*;
 use crate::family::CharRange;
 use crate::family::vela::decode::Decoded;
 use crate::family::vela::finish::spans::Target;
 use crate::family::vela::thresholds::{span_threshold, temperature};
-use crate::wire::response::{Answer, write_decision, write_details};
-
-/// vela.md §9: what a recorded response may differ by where the platform's `exp` does.
-const TOLERANCE: f64 = 1.5e-6;
+use crate::replay::{RECORDED_GATE, compare_json};
+use crate::wire::response::{Answer, write_decision};
 
 /// One way to return bad logits.
 type Spoil = fn(&mut Vec<Vec<Logits>>);
-
-#[test]
-fn responses_equal_the_recorded_ones() {
-    let (mut compared, mut equal) = (0, 0);
-    for case in cases() {
-        let Some(recorded) = case.recorded("response_text") else { continue };
-        let (plan, pending) = case.vela.lay_out(&case.state, &case.questions, Strictness::AllOrNothing).unwrap();
-        let logits = recorded_logits(&case, &plan, &pending);
-        let decision = Box::new(pending).finish(&logits).unwrap();
-        let model = case.recorded["response"]["model"].as_str().unwrap();
-        let text = write_decision(model, &decision);
-        compared += 1;
-        if text == recorded.as_str().unwrap() {
-            equal += 1;
-        } else {
-            println!("{}: not byte-equal", case.name);
-            let found: Json = serde_json::from_str(&text).unwrap();
-            check_close(&found, &case.recorded["response"], &case.name);
-        }
-    }
-    println!("{equal} of {compared} responses are byte-equal");
-    assert!(compared > 70, "{compared}");
-}
-
-#[test]
-fn invalid_requests_are_refused_as_recorded() {
-    let mut compared = 0;
-    for case in cases() {
-        let Some(error) = case.recorded("error").filter(|error| error["status"] == 422) else { continue };
-        let Err(refusal) = case.vela.render(&case.state, &case.questions, Strictness::AllOrNothing) else {
-            panic!("{}", case.name)
-        };
-        let Refusal::Invalid(details) = refusal else { panic!("{}: {refusal:?}", case.name) };
-        let found: Json = serde_json::from_str(&write_details(&details)).unwrap();
-        assert_eq!(found["detail"], error["detail"], "{}", case.name);
-        compared += 1;
-    }
-    assert_eq!(compared, 6);
-}
 
 #[test]
 fn abstain_probabilities_equal_the_recorded_ones() {
     let mut compared = 0;
     for case in cases() {
         let Some(recorded) = case.recorded("answering") else { continue };
-        let (plan, pending) = case.vela.lay_out(&case.state, &case.questions, Strictness::PerQuestion).unwrap();
-        let logits = recorded_logits(&case, &plan, &pending);
+        let (_, pending) = case.planned(Strictness::PerQuestion);
+        let logits = case.logits();
         let decision = Box::new(pending).finish(&logits).unwrap();
         for (id, answer) in &decision.answers {
             let (Answer::Choice { abstain_probability: found, .. } | Answer::Noul { abstain_probability: found, .. }) =
@@ -84,8 +43,8 @@ fn spans_are_decoded_as_recorded() {
     let mut compared = 0;
     for case in cases() {
         let Some(recorded) = case.recorded("answering") else { continue };
-        let (plan, pending) = case.vela.lay_out(&case.state, &case.questions, Strictness::AllOrNothing).unwrap();
-        let logits = recorded_logits(&case, &plan, &pending);
+        let (_, pending) = case.planned(Strictness::AllOrNothing);
+        let logits = case.logits();
         for (index, question) in pending.questions.iter().enumerate() {
             let info = &recorded[&question.id];
             let name = format!("{}: {}", case.name, question.id);
@@ -119,7 +78,7 @@ fn only_the_parts_that_spans_read_are_kept() {
     let request = parse(request.as_bytes()).unwrap();
     let (state, questions) = (request_state(&request), request_questions(&request));
     let kept = |questions: &[(String, Value)]| -> Vec<String> {
-        let (_, pending) = vela.lay_out(&state, questions, Strictness::AllOrNothing).unwrap();
+        let (_, pending) = planned(&vela, &state, questions, Strictness::AllOrNothing);
         pending.parts.into_iter().map(|part| part.text).collect()
     };
     assert_eq!(kept(&questions), ["Tom lives in Rome."]);
@@ -131,14 +90,15 @@ fn only_the_parts_that_spans_read_are_kept() {
 fn the_deployment_can_enable_the_noul_calibration() {
     let mut case = named_case("vela/tiny-08b/golden.json");
     Arc::get_mut(&mut case.vela).unwrap().noul_calibration = true;
-    let (plan, pending) = case.vela.lay_out(&case.state, &case.questions, Strictness::AllOrNothing).unwrap();
-    let logits = recorded_logits(&case, &plan, &pending);
+    let (_, pending) = case.planned(Strictness::AllOrNothing);
+    let logits = case.logits();
     let decision = Box::new(pending).finish(&logits).unwrap();
     let found: Json = serde_json::from_str(&write_decision("fixtures/tiny-08b", &decision)).unwrap();
     let mut expected = case.recorded["response"].clone();
     // In Python, with T = 1.4 and b = -0.2: 1 / (1 + exp(-((log(p) - log1p(-p)) / T + b))).
     expected["answers"]["jailbreak"]["noul"] = 0.208_686_543_244_255_73.into();
-    check_close(&found, &expected, &case.name);
+    let distances = compare_json("response", &expected, &found, RECORDED_GATE).unwrap();
+    assert_eq!(distances.beyond, None);
 }
 
 #[test]
@@ -153,8 +113,8 @@ fn logits_that_are_not_numbers_or_not_as_planned_fail() {
         ("pii", |logits| logits[0][4].columns = 1),
     ];
     for (question, spoil) in spoil {
-        let (plan, pending) = case.vela.lay_out(&case.state, &case.questions, Strictness::AllOrNothing).unwrap();
-        let mut logits = recorded_logits(&case, &plan, &pending);
+        let (_, pending) = case.planned(Strictness::AllOrNothing);
+        let mut logits = case.logits();
         spoil(&mut logits);
         let expected = Refusal::InvalidModelOutput { question: question.to_owned() };
         assert_eq!(Box::new(pending).finish(&logits), Err(expected));
@@ -165,31 +125,9 @@ fn logits_that_are_not_numbers_or_not_as_planned_fail() {
 #[test]
 fn of_several_bad_outputs_the_first_read_is_named() {
     let case = named_case("vela/tiny-08b/golden.json");
-    let (plan, pending) = case.vela.lay_out(&case.state, &case.questions, Strictness::AllOrNothing).unwrap();
+    let (plan, pending) = case.planned(Strictness::AllOrNothing);
     let logits = logits_of(&plan, |_, _, _| f32::NAN);
     assert_eq!(Box::new(pending).finish(&logits), Err(Refusal::InvalidModelOutput { question: "domain".to_owned() }));
-}
-
-/// Each recorded value, as F32, in the place of the plan where its block stands.
-fn recorded_logits(case: &Case, plan: &Plan, pending: &Unanswered) -> Vec<Vec<Logits>> {
-    let mut values: Vec<Vec<Vec<f32>>> = plan.trees.iter().map(|tree| vec![Vec::new(); tree.blocks.len()]).collect();
-    for (question, reads) in pending.questions.iter().zip(&pending.reads) {
-        let recorded = case.recorded["logits"][&question.id].as_array().unwrap();
-        assert_eq!(recorded.len(), reads.len(), "{}: {}", case.name, question.id);
-        for (recorded, read) in recorded.iter().zip(reads) {
-            let flat = recorded["values"].as_array().unwrap().iter().flat_map(|row| match row {
-                Json::Array(row) => row.clone(),
-                one => vec![one.clone()],
-            });
-            values[read.tree][read.block] = flat.map(|x| x.as_f64().unwrap() as f32).collect();
-        }
-    }
-    let shaped = logits_of(plan, |tree, block, place| values[tree][block][place]);
-    let sizes_are_equal = |(shaped, recorded): (&Vec<Logits>, &Vec<Vec<f32>>)| {
-        shaped.iter().zip(recorded).all(|(shaped, recorded)| shaped.values.len() == recorded.len())
-    };
-    assert!(shaped.iter().zip(&values).all(sizes_are_equal), "{}", case.name);
-    shaped
 }
 
 fn decoded(span: &Json) -> Decoded {
@@ -199,28 +137,5 @@ fn decoded(span: &Json) -> Decoded {
         range: CharRange { start: of(&span["start"]), end: of(&span["end"]) },
         words: of(&span["words"][0])..of(&span["words"][1]),
         probability: span["probability"].as_f64().unwrap() as f32,
-    }
-}
-
-/// Equal in structure, keys, their order and texts; numbers within [`TOLERANCE`].
-fn check_close(found: &Json, expected: &Json, at: &str) {
-    match (found, expected) {
-        (Json::Object(found), Json::Object(expected)) => {
-            assert_eq!(found.keys().collect::<Vec<_>>(), expected.keys().collect::<Vec<_>>(), "{at}");
-            for (key, value) in found {
-                check_close(value, &expected[key], &format!("{at}.{key}"));
-            }
-        }
-        (Json::Array(found), Json::Array(expected)) => {
-            assert_eq!(found.len(), expected.len(), "{at}");
-            for (i, (found, expected)) in found.iter().zip(expected).enumerate() {
-                check_close(found, expected, &format!("{at}[{i}]"));
-            }
-        }
-        (Json::Number(found), Json::Number(expected)) if found.is_f64() || expected.is_f64() => {
-            let (found, expected) = (found.as_f64().unwrap(), expected.as_f64().unwrap());
-            assert!((found - expected).abs() <= TOLERANCE, "{at}: {found} instead of {expected}");
-        }
-        _ => assert_eq!(found, expected, "{at}"),
     }
 }

@@ -108,7 +108,7 @@ fn the_logits_of_a_request_are_bounded() {
         asking(&json!({"small": {"type": "noul", "instructions": "?"}, "a": wide, "b": wide, "c": wide}));
     let message = refusal(&vela, &state, &questions);
     assert!(message.contains("16777216"), "{message}");
-    let lay_out = |questions: &Asking| vela.lay_out(&state, questions, Strictness::PerQuestion).unwrap();
+    let lay_out = |questions: &Asking| planned(&vela, &state, questions, Strictness::PerQuestion);
     let (plan, _) = lay_out(&questions);
     assert_eq!(plan.trees.len(), 2);
     questions.truncate(3);

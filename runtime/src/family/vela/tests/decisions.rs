@@ -222,7 +222,7 @@ fn a_request_beyond_all_bounds_is_too_long_before_it_fills_the_memory() {
     let questions: Asking = (0..6).map(span).collect();
     let Err(refusal) = vela.render(&state, &questions, Strictness::AllOrNothing) else { panic!("laid out") };
     assert!(matches!(&refusal, Refusal::TooLong { message } if message.contains("16777216")), "{refusal:?}");
-    let (plan, pending) = vela.lay_out(&state, &questions, Strictness::PerQuestion).unwrap();
+    let (plan, pending) = planned(&vela, &state, &questions, Strictness::PerQuestion);
     assert!(pending.input_tokens > 1 << 22 && pending.input_tokens <= 1 << 24, "{}", pending.input_tokens);
     assert!(plan.tokens() < pending.input_tokens, "what windows share is held once: {}", plan.tokens());
 }

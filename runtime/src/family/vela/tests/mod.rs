@@ -4,6 +4,7 @@
 mod answers;
 mod bounds;
 mod decisions;
+mod recorded;
 mod trees;
 
 use std::fs;
@@ -14,6 +15,7 @@ use serde_json::Value as Json;
 
 use super::*;
 use crate::family::{Logits, Pending, Plan, Readout};
+use crate::replay;
 use crate::wire::json::parse;
 
 const FIXTURES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures");
@@ -22,7 +24,9 @@ const FIXTURES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures")
 pub(super) struct Case {
     name: String,
     vela: Arc<Vela>,
+    /// The file as JSON, for what a replay does not look at.
     recorded: Json,
+    replay: replay::Case,
     state: Value,
     questions: Vec<(String, Value)>,
 }
@@ -31,6 +35,20 @@ impl Case {
     fn recorded(&self, key: &str) -> Option<&Json> {
         self.recorded.get(key)
     }
+
+    fn planned(&self, strictness: Strictness) -> (Plan, Unanswered) {
+        planned(&self.vela, &self.state, &self.questions, strictness)
+    }
+
+    /// The recorded logits, in the order of the plan.
+    fn logits(&self) -> Vec<Vec<Logits>> {
+        self.replay.logits().unwrap().to_vec()
+    }
+}
+
+/// [`Family::render`], with what is pending still open to view.
+fn planned(vela: &Vela, state: &Value, questions: &[(String, Value)], strictness: Strictness) -> (Plan, Unanswered) {
+    vela.plan(vela.lay_out(state, questions, strictness).unwrap())
 }
 
 /// Every recorded case, in order of their paths.
@@ -62,7 +80,8 @@ fn case(path: &Path, vela: Arc<Vela>) -> Case {
     let recorded: Json = serde_json::from_slice(&fs::read(path).unwrap()).unwrap();
     let request = parse(recorded["request_text"].as_str().unwrap().as_bytes()).unwrap();
     let name = path.strip_prefix(FIXTURES).unwrap().display().to_string();
-    Case { name, vela, recorded, state: request_state(&request), questions: request_questions(&request) }
+    let replay = replay::Case::read(path).unwrap();
+    Case { name, vela, recorded, replay, state: request_state(&request), questions: request_questions(&request) }
 }
 
 fn request_state(request: &Value) -> Value {
