@@ -174,7 +174,7 @@ impl Table {
         writeln!(stdout(), "{summary}").context("stdout")?;
         match self.cases - self.ok {
             0 => Ok(()),
-            failed => bail!("{failed} of {} cases are not as recorded", self.cases),
+            failed => bail!("{failed} of {} cases: not as recorded", self.cases),
         }
     }
 }

@@ -5,7 +5,8 @@ use serde_json::Value;
 use synod_config::Gates;
 use synod_kernels::Device;
 
-use super::case::{Answered, Call, Case, Outcome};
+use super::calls::Call;
+use super::case::{Answered, Case, Outcome};
 use super::difference::{Difference, Distances, check_equal, compare_json};
 use super::record::{PartRecord, QuestionRecord, TreeRecord};
 use crate::admission::Refused;
@@ -14,7 +15,7 @@ use crate::family::vela::state::Role;
 use crate::family::vela::{Laid, Vela};
 use crate::family::{Logits, Tree};
 use crate::http::Problem;
-use crate::model::{Forward, HeadInputs, Model};
+use crate::model::{Forward, HeadInputs, Model, ModelError};
 use crate::wire::json;
 use crate::wire::request::{Limits, Request, Strictness};
 use crate::wire::response::write_decision;
@@ -159,14 +160,17 @@ impl Case {
             return Err(Difference::new("trees", "the recorded blocks to be what is read", "others"));
         }
         report.plan = true;
-        let response = |logits: &[Vec<Logits>], gate| answered.compare_response(&self.member, &pending, logits, gate);
-        report.recorded = Some(report.largest(response(&answered.logits, gates.answer.min(RECORDED_GATE))?));
+        let response = |at: &str, logits: &[Vec<Logits>], gate| {
+            answered.compare_response(at, &self.member, &pending, logits, gate)
+        };
+        report.recorded =
+            Some(report.largest(response("response", &answered.logits, gates.answer.min(RECORDED_GATE))?));
 
         let trees: Vec<&Tree> = plan.trees.iter().collect();
-        let logits = forward.forward(&trees, &|| true).map_err(|error| Difference::new("logits", "some", error))?;
+        let logits = forward.forward(&trees, &|| true).map_err(|error| failed("logits", &error))?;
         report.logits = Some(report.largest(answered.compare_logits(&logits, gates.logit)?));
         if answered.margin.is_none_or(|margin| margin >= DECIDED_MARGIN) {
-            report.own = Some(report.largest(response(&logits, gates.answer)?));
+            report.own = Some(report.largest(response("own_response", &logits, gates.answer)?));
         }
         Ok(())
     }
@@ -189,15 +193,17 @@ impl Answered {
         check_equal("trees", &self.trees, &found)
     }
 
+    /// The distances of the response that `logits` give from the recorded one.
     fn compare_response(
         &self,
+        at: &str,
         model_name: &str,
         pending: &Unanswered,
         logits: &[Vec<Logits>],
         gate: f64,
     ) -> Result<Distances, Difference> {
-        let decision = pending.decide(logits).map_err(|refusal| refused("response", refusal.into()))?;
-        compare_text("response", &self.response, &write_decision(model_name, &decision), gate)
+        let decision = pending.decide(logits).map_err(|refusal| refused(at, refusal.into()))?;
+        compare_text(at, &self.response, &write_decision(model_name, &decision), gate)
     }
 
     /// The distances of a plan's logits from the recorded ones, relative to `max(1, |recorded|)`.
@@ -253,11 +259,11 @@ fn compare_heads<D: Device>(
     gates: Gates,
     report: &mut CaseReport,
 ) -> Result<(), Difference> {
-    let failed = |at: &str, error: &dyn std::fmt::Display| Difference::new(at, "some", error);
     let (mut heads, gate) = (Distances::default(), gates.logit.min(HEAD_GATE));
     let blocks = answered.plan.trees.iter().flat_map(|tree| &tree.blocks);
     let calls = answered.calls.iter().flatten().zip(answered.logits.iter().flatten());
-    for ((block, inputs), (call, recorded)) in blocks.zip(inputs.iter().flatten()).zip(calls) {
+    let recorded = blocks.zip(inputs.iter().flatten()).zip(calls);
+    for ((block, inputs), (call, recorded)) in recorded.filter(|(_, (call, _))| call.is_read()) {
         let at = call.at("head_inputs");
         let found = model.head_logits(&block.readout, inputs).map_err(|error| failed(&at, &error))?;
         compare_call("head_inputs", call, recorded, &found, Scale::Absolute, gate, &mut heads)?;
@@ -278,6 +284,11 @@ fn compare_heads<D: Device>(
     }
     report.states = Some(report.largest(states));
     Ok(())
+}
+
+/// The difference where a model computes nothing.
+fn failed(at: &str, error: &ModelError) -> Difference {
+    Difference::new(at, "logits", format!("an error: {error}"))
 }
 
 /// The difference of a request that was refused and should not have been.

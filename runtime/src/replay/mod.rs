@@ -9,6 +9,7 @@
 //! [`Profile::gates`](synod_config::Profile::gates) or tighter. Absent on purpose: recording (recipe/vela), and what
 //! happens to a member that is out of its gates.
 
+mod calls;
 mod case;
 mod compare;
 mod difference;
