@@ -510,7 +510,8 @@ fn files_that_are_not_what_the_runtime_reads_are_refused() {
         let copy = Copy::new("tiny-08b");
         fs::remove_file(copy.path(file)).unwrap();
         // Without its manifest it is no package at all.
-        let expected = if file == MANIFEST { "MODEL_MANIFEST.json: expected it in a package" } else { ": No such file" };
+        let expected =
+            if file == MANIFEST { "MODEL_MANIFEST.json: expected it in a package" } else { ": No such file" };
         assert!(copy.refusal().starts_with(file) && copy.refusal().contains(expected), "{}", copy.refusal());
     }
 }

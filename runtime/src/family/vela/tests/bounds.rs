@@ -168,7 +168,8 @@ fn blocks_and_labels_have_their_least_tokens() {
             };
             let question = json!({"type": kind, "instructions": "a", "criteria": criteria});
             let questions = asking(&json!({"q": question}));
-            let (plan, _) = vela.lay_out(&value(&json!("a")), &questions, Strictness::AllOrNothing).unwrap();
+            let laid = vela.lay_out(&value(&json!("a")), &questions, Strictness::AllOrNothing).unwrap();
+            let (plan, _) = vela.plan(laid);
             let block = &plan.trees[0].blocks[0];
             assert!(block.ids.len() >= bounds.least_block_tokens, "{member}, {kind}: {}", block.ids.len());
             let least = match &block.readout {
