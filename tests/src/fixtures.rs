@@ -26,12 +26,13 @@ pub fn text(relative: &str) -> String {
     fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// The anchor of a package: `sha256:HEX` of its `MODEL_MANIFEST.json`.
+/// The anchor of a package or a bundle: `sha256:HEX` of its `MODEL_MANIFEST.json` or its `manifest.json`.
 ///
 /// # Panics
-/// If the package has no manifest.
-pub fn anchor(package: &Path) -> String {
-    let manifest = package.join("MODEL_MANIFEST.json");
+/// If there is neither.
+pub fn anchor(member: &Path) -> String {
+    let of_package = member.join("MODEL_MANIFEST.json");
+    let manifest = if of_package.exists() { of_package } else { member.join("manifest.json") };
     let bytes = fs::read(&manifest).unwrap_or_else(|error| panic!("{}: {error}", manifest.display()));
     format!("sha256:{}", sha256(&bytes))
 }
