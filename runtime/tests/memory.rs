@@ -26,7 +26,7 @@ const VOCABULARY: u32 = 2000;
 /// Names, maps and lists that nobody reckons with: so much more may be taken than foretold.
 const MAX_EXCESS: f64 = 0.01;
 /// No batch reaches every bound at once: so much less may be taken.
-const MAX_SHORTFALL: f64 = 0.02;
+const MAX_SHORTFALL: f64 = 0.03;
 
 fn ids(first: u32, len: usize) -> impl Iterator<Item = u32> {
     (first..).take(len).map(|id| id % VOCABULARY)
@@ -95,6 +95,8 @@ fn check(member: &str) {
     assert_foretold(member, "in a forward", ALLOCATOR.peak_usage() - before, foretold.total());
 }
 
+/// On the fastest instruction set of this machine: what the others pack differently, the kernels' own tests hold to the byte.
+///
 /// A formula that forgets something starts a member where the kernel will kill it; one that counts too much refuses a
 /// machine that would do.
 #[test]

@@ -344,6 +344,20 @@ mod tests {
         assert_eq!(flops_per_token(&config(Shape::Vela08b)), 2 * (752_393_024 - 248_320 * 1024));
     }
 
+    /// The figures of docs/deployment.md, in MiB.
+    #[test]
+    fn cards_need_what_the_documentation_says() {
+        for (shape, fp32, bf16) in
+            [(Shape::Vela08b, 6_285, 4_850), (Shape::Vela4b, 21_576, 13_554), (Shape::Vela9b, 37_603, 22_465)]
+        {
+            let total = |profile| {
+                let setting = Setting { prefix_cache_bytes: 256 << 20, ..setting(profile) };
+                mib(need(&config(shape), true, &setting, Hardware::Cuda).total())
+            };
+            assert_eq!((total(Profile::Fp32), total(Profile::Bf16)), (fp32, bf16), "{shape}");
+        }
+    }
+
     #[test]
     fn the_workspace_is_that_of_the_larger_of_batch_and_tree() {
         let config = config(Shape::Tiny);
