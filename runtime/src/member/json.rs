@@ -22,7 +22,12 @@ pub(super) fn parse<T: DeserializeOwned>(file: &str, expected: &'static str, byt
     })
 }
 
-/// A JSON object in which no key stands twice: two readers of a file could otherwise take different ones.
+/// Far more entries than any file of a member has in one object.
+const MAX_ENTRIES: usize = 1 << 16;
+
+/// A JSON object in which no key stands twice: two readers of a file could otherwise take different ones. It has at most
+/// [`MAX_ENTRIES`]: an entry takes many times its bytes in memory, and this is also what free text in a header, of up to
+/// 100 MB, is read as.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(transparent)]
 pub(super) struct UniqueMap<V>(pub(super) BTreeMap<String, V>);
@@ -45,6 +50,9 @@ impl<'de, V: Deserialize<'de>> Visitor<'de> for UniqueMapVisitor<V> {
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
         let mut entries = BTreeMap::new();
         while let Some(key) = map.next_key::<String>()? {
+            if entries.len() == MAX_ENTRIES {
+                return Err(A::Error::custom(format_args!("more than {MAX_ENTRIES} entries")));
+            }
             let value = map.next_value();
             insert_unique(&mut entries, key, value)?;
         }

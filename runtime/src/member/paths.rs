@@ -12,9 +12,12 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use super::MemberError;
+use super::package::TOKENIZER;
 
-/// The largest file that is read whole; tokenizers, the largest of them, have about 20 MB.
-const MAX_SMALL_FILE_BYTES: u64 = 64 << 20;
+/// Of files that are read whole, tokenizers are by far the largest; they have about 20 MB.
+const MAX_TOKENIZER_BYTES: u64 = 64 << 20;
+/// The others have some ten kilobytes. Parsed, such a file may take forty times its size in memory.
+const MAX_SMALL_FILE_BYTES: u64 = 4 << 20;
 
 /// More entries than this are no member's folder.
 const MAX_ENTRIES: usize = 1 << 16;
@@ -120,19 +123,16 @@ impl Root {
     /// Reads a small file whole, once.
     pub(super) fn read(&self, name: &str) -> Result<Vec<u8>, MemberError> {
         let file = self.open(name)?;
-        let too_large = |found_bytes| MemberError::TooLarge {
-            file: name.to_owned(),
-            limit_bytes: MAX_SMALL_FILE_BYTES,
-            found_bytes,
-        };
+        let limit_bytes = if name == TOKENIZER { MAX_TOKENIZER_BYTES } else { MAX_SMALL_FILE_BYTES };
+        let too_large = |found_bytes| MemberError::TooLarge { file: name.to_owned(), limit_bytes, found_bytes };
         let size_bytes = file.metadata().map_err(|source| MemberError::io(name, source))?.len();
-        if size_bytes > MAX_SMALL_FILE_BYTES {
+        if size_bytes > limit_bytes {
             return Err(too_large(size_bytes));
         }
         let mut bytes = Vec::with_capacity(size_bytes as usize);
-        file.take(MAX_SMALL_FILE_BYTES + 1).read_to_end(&mut bytes).map_err(|source| MemberError::io(name, source))?;
+        file.take(limit_bytes + 1).read_to_end(&mut bytes).map_err(|source| MemberError::io(name, source))?;
         // It may have grown since its size was asked for.
-        if bytes.len() as u64 > MAX_SMALL_FILE_BYTES { Err(too_large(bytes.len() as u64)) } else { Ok(bytes) }
+        if bytes.len() as u64 > limit_bytes { Err(too_large(bytes.len() as u64)) } else { Ok(bytes) }
     }
 }
 
