@@ -136,6 +136,10 @@ fn check_manifest(manifest: &Manifest) -> Result<MemberConfig, MemberError> {
     if manifest.format_version != manifest::FORMAT_VERSION {
         return Err(MemberError::manifest("format_version", manifest::FORMAT_VERSION, manifest.format_version));
     }
+    let is_repeated = |(index, content): (usize, &Content)| manifest.contents[..index].contains(content);
+    if manifest.contents.iter().enumerate().any(is_repeated) {
+        return Err(MemberError::manifest("contents", "each half once", format!("{:?}", manifest.contents)));
+    }
     let serves = manifest::serves(manifest.profile, &manifest.contents);
     if manifest.serves != serves {
         return Err(MemberError::manifest("serves", format!("{serves:?}"), format!("{:?}", manifest.serves)));
