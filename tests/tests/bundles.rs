@@ -76,7 +76,9 @@ fn tensors(folder: &Path) -> BTreeMap<String, (safetensors::Dtype, Vec<usize>, V
 }
 
 fn names(folder: &Path) -> Vec<String> {
-    let name = |entry: std::io::Result<fs::DirEntry>| entry.unwrap().file_name().into_string().unwrap();
+    let name = |entry: std::io::Result<fs::DirEntry>| {
+        entry.expect("the folder can be read").file_name().to_string_lossy().into_owned()
+    };
     let mut names: Vec<_> = fs::read_dir(folder).expect("the folder can be read").map(name).collect();
     names.sort();
     names

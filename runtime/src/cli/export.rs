@@ -8,7 +8,7 @@ use clap::{Subcommand, ValueEnum};
 
 use super::anchor::AnchorArgument;
 use super::progress::Bar;
-use crate::member::export::{ExportPart, ExportProfile, ExportReport, ExportSpec, export};
+use crate::member::export::{BundleReport, ExportPart, ExportProfile, ExportReport, ExportSpec, export};
 use crate::metrics::peak_resident_bytes;
 
 /// Make the bundle of a package: verified once, and again at every load.
@@ -75,20 +75,12 @@ impl Export {
 }
 
 fn account(report: &ExportReport) -> String {
-    let mut text = String::new();
-    for bundle in &report.bundles {
-        text += &format!(
-            "{}: {} of {}: {}, {} bytes\nanchor = \"{}\"\n",
-            bundle.path.display(),
-            bundle.profile,
-            report.model_name,
-            bundle.tensors,
-            bundle.size_bytes,
-            bundle.anchor
-        );
+    let model_name = report.model_name.escape_debug();
+    let mut lines = Vec::new();
+    for BundleReport { path, profile, anchor, tensors, size_bytes } in &report.bundles {
+        lines.push(format!("{}: {profile} bundle of {model_name}: {tensors}, {size_bytes} bytes", path.display()));
+        lines.push(format!("anchor = \"{anchor}\""));
     }
-    if let Some(bytes) = peak_resident_bytes() {
-        text += &format!("peak memory {} MiB\n", bytes >> 20);
-    }
-    text
+    lines.extend(peak_resident_bytes().map(|bytes| format!("peak memory {} MiB", bytes >> 20)));
+    lines.join("\n") + "\n"
 }

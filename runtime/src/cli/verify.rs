@@ -39,22 +39,18 @@ impl Verify {
 
 fn account(verified: &Verification, seconds: f64) -> String {
     let rows: Vec<_> = [HEADER.map(str::to_owned)].into_iter().chain(verified.files.iter().map(row)).collect();
-    let mut text = table(&rows);
-    for file in &verified.unlisted {
-        // Its name is anybody's.
-        text += &format!("{}: not listed, not used\n", file.escape_debug());
-    }
-    text += &format!("{}, each of the name, dtype and shape that the config calls for\n", verified.tensors);
+    // The names of what nobody vouches for are anybody's.
+    let mut lines: Vec<_> =
+        verified.unlisted.iter().map(|file| format!("{}: not listed, not used", file.escape_debug())).collect();
+    lines.push(format!("{}, each of the name, dtype and shape that the config calls for", verified.tensors));
     let total_bytes: u64 = verified.files.iter().map(|file| file.size_bytes).sum();
-    let trusted =
-        verified.release.as_ref().map_or_else(|| "its anchor".to_owned(), |release| format!("its release, {release}"));
-    text += &format!(
-        "verified {} of {} by {trusted}: {} files, {total_bytes} bytes in {seconds:.1} s\n",
-        verified.form,
-        verified.model_name.escape_debug(),
-        verified.files.len()
-    );
-    text
+    let released = |release: &String| format!("its release, {release}");
+    let trusted_by = verified.release.as_ref().map_or_else(|| "its anchor".to_owned(), released);
+    let (form, name, count) = (verified.form, verified.model_name.escape_debug(), verified.files.len());
+    lines.push(format!(
+        "verified {form} of {name} by {trusted_by}: {count} files, {total_bytes} bytes in {seconds:.1} s\n"
+    ));
+    table(&rows) + &lines.join("\n")
 }
 
 fn row(file: &VerifiedFile) -> [String; HEADER.len()] {

@@ -21,7 +21,7 @@ use super::paths::Root;
 use super::staging::Staging;
 use super::{Anchor, MemberError, PlaceError, Progress, TensorCounts, Trust};
 use weights::Weights;
-use write::Target;
+use write::{Finished, Target};
 
 /// What to export.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -165,7 +165,7 @@ fn write_bundles(
     let mut reports = Vec::new();
     let mut nested = Vec::new();
     for target in targets.into_iter().rev() {
-        let (folder, report, files) = target.finish(package, nested)?;
+        let Finished { folder, report, files } = target.finish(package, nested)?;
         nested = files;
         reports.push((folder, report));
     }

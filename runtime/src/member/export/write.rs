@@ -30,6 +30,15 @@ pub(super) struct Target {
     tensors: BTreeMap<String, UniqueMap<TensorEntry>>,
 }
 
+/// A bundle that was written.
+pub(super) struct Finished {
+    /// Where it lies in the outermost bundle.
+    pub(super) folder: &'static str,
+    pub(super) report: BundleReport,
+    /// Its files as the manifest of a bundle around it lists them.
+    pub(super) files: Vec<(String, FileEntry)>,
+}
+
 /// A file that is being written, hashed on the way.
 pub(super) struct OutputFile {
     name: String,
@@ -159,13 +168,12 @@ impl Target {
         self.write(name, format!("{value:#}\n").as_bytes())
     }
 
-    /// Writes the manifest, which lists the files of this bundle and of the one that is `nested` in it. Returns what the
-    /// manifest of a bundle around this one lists of it.
+    /// Writes the manifest, which lists the files of this bundle and of the one that is `nested` in it.
     pub(super) fn finish(
         mut self,
         package: &Package,
         nested: Vec<(String, FileEntry)>,
-    ) -> Result<(&'static str, BundleReport, Vec<(String, FileEntry)>), MemberError> {
+    ) -> Result<Finished, MemberError> {
         self.files.extend(nested);
         let manifest = self.manifest(package)?;
         let bytes = serde_json::to_string_pretty(&manifest).expect("a manifest has string keys only") + "\n";
@@ -179,7 +187,7 @@ impl Target {
         };
         let folder = self.folder;
         let files = self.files.into_iter().map(|(name, entry)| (format!("{folder}{name}"), entry)).collect();
-        Ok((folder, report, files))
+        Ok(Finished { folder, report, files })
     }
 
     fn counts(&self) -> TensorCounts {
