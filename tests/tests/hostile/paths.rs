@@ -36,7 +36,7 @@ fn device(copy: &Copy) {
 /// A file that nobody may read, where that keeps the tests from reading it; elsewhere a folder.
 fn unreadable(copy: &Copy) {
     let path = copy.path("calibration.json");
-    fs::set_permissions(&path, fs::Permissions::from_mode(0)).expect("a file can be closed to all");
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o0)).expect("a file can be closed to all");
     if fs::File::open(&path).is_ok() {
         println!("skipped: a file that cannot be read, as root reads all of them; a folder in its place");
         copy.remove("calibration.json");
