@@ -153,7 +153,7 @@ fn what_is_no_command_is_told_with_the_usage() {
     assert!(finished.stderr.contains("sing") && finished.stderr.contains("Usage"), "{}", finished.stderr);
     let help = run(SYNOD, &["--help"], folder().path(), "");
     assert_eq!(help.code, Some(0));
-    for command in ["serve", "check", "ask", "synth"] {
+    for command in ["serve", "check", "ask", "replay", "synth"] {
         assert!(help.stdout.contains(command), "{command} is not in {}", help.stdout);
     }
 }
