@@ -121,7 +121,10 @@ pub fn export(
     let staging = Staging::beside(out)?;
     let bundles = write_bundles(&package, spec, &staging, progress)?;
     staging.finish()?;
-    let report = |(folder, report): (&str, BundleReport)| BundleReport { path: out.join(folder), ..report };
+    let report = |(folder, report): (&str, BundleReport)| BundleReport {
+        path: out.join(folder).components().collect(),
+        ..report
+    };
     Ok(ExportReport {
         model_name: package.files.model_name().to_owned(),
         bundles: bundles.into_iter().map(report).collect(),
