@@ -260,21 +260,9 @@ impl Listing<'_> {
         let weight_map =
             weight_map.into_iter().map(|(tensor, file)| (tensor, format!("{MODEL_FOLDER}{file}"))).collect();
         check_index(MODEL_INDEX, &weight_map, &shards)?;
-        for shard in &mut shards {
-            for tensor in &mut shard.tensors {
-                let Some(name) = tensor.name.strip_prefix(MODEL_PREFIX) else {
-                    return Err(MemberError::tensor(
-                        &shard.name,
-                        &tensor.name,
-                        "a name that begins with model.",
-                        "another",
-                    ));
-                };
-                tensor.name = format!("{BACKBONE_PREFIX}{name}");
-            }
-        }
+        // Compared under the names that stand in the files, which refusals then show.
         let inventory: Vec<_> =
-            config.inventory().into_iter().filter(|spec| spec.name.starts_with(BACKBONE_PREFIX)).collect();
+            config.backbone_config.inventory().into_iter().map(|spec| spec.prefixed(MODEL_PREFIX)).collect();
         let files: Vec<_> = shards.iter().collect();
         check_inventory(MANIFEST, &inventory, &files)?;
         match self.manifest.profile {
@@ -283,6 +271,9 @@ impl Listing<'_> {
                 check_dtypes(&inventory, &files, TensorSpec::released_dtype)?;
             }
             BundleProfile::Faithful => {}
+        }
+        for tensor in shards.iter_mut().flat_map(|shard| &mut shard.tensors) {
+            tensor.name = tensor.name.replacen(MODEL_PREFIX, BACKBONE_PREFIX, 1);
         }
         Ok(shards)
     }

@@ -14,7 +14,11 @@ use super::{Excerpt, MemberError};
 pub(super) fn parse<T: DeserializeOwned>(file: &str, expected: &'static str, bytes: &[u8]) -> Result<T, MemberError> {
     serde_json::from_slice(bytes).map_err(|error| {
         let file = file.to_owned();
-        // The error's own class is lost where its key was put in front: only a second look tells whether this is JSON.
+        // The error's own class is lost where its key was put in front: only a second look tells whether this is JSON. What
+        // it ignores it does not decode, and text that is not UTF-8 is no JSON.
+        if let Err(error) = std::str::from_utf8(bytes) {
+            return MemberError::Json { file, expected, message: error.to_string() };
+        }
         match serde_json::from_slice::<IgnoredAny>(bytes) {
             Ok(_) => MemberError::Content { file, expected, message: error.to_string() },
             Err(error) => MemberError::Json { file, expected, message: error.to_string() },

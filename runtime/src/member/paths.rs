@@ -59,6 +59,10 @@ impl Root {
         if resolved != path && !is_blob {
             return Err(not_regular("a symlink"));
         }
+        // A device is not even opened: that alone can have effects.
+        if !fs::symlink_metadata(&resolved).map_err(io)?.is_file() {
+            return Err(not_regular("a folder, pipe or device"));
+        }
         // Should the file have been swapped since: a link in its place is not followed. And a pipe does not block.
         let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
         let file = OpenOptions::new().read(true).custom_flags(flags).open(&resolved).map_err(io)?;

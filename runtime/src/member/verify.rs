@@ -154,8 +154,11 @@ impl Files<'_> {
     fn verify(&self, trust: Trust, progress: &dyn Progress) -> Result<Vec<VerifiedFile>, MemberError> {
         let mut opened = Vec::new();
         for (name, &expected) in &self.expected {
-            let file = self.root.open(name)?;
-            let size_bytes = file.metadata().map_err(|source| MemberError::io(name, source))?.len();
+            let size_bytes = match self.shard(name) {
+                // The file that is open, whatever stands under its name by now.
+                Some(shard) => shard.size_bytes,
+                None => self.root.open(name)?.metadata().map_err(|source| MemberError::io(name, source))?.len(),
+            };
             opened.push(Opened { name, expected, size_bytes });
         }
         opened.sort_by_key(|file| std::cmp::Reverse(file.size_bytes));
@@ -173,7 +176,7 @@ impl Files<'_> {
     fn read(&self, file: &Opened<'_>, trust: Trust, pass: &Pass<'_>) -> Result<VerifiedFile, Stop> {
         let Opened { name, expected, size_bytes } = *file;
         let started = Instant::now();
-        let (handle, head) = match self.shards.iter().find(|shard| shard.name == name) {
+        let (handle, head) = match self.shard(name) {
             Some(shard) => (&shard.file, shard.header.as_slice()),
             None => (&self.root.open(name)?, [].as_slice()),
         };
@@ -183,6 +186,10 @@ impl Files<'_> {
         MemberError::check_digest(name, expected, digest, self.remedy)?;
         let against = self.against(name, trust);
         Ok(VerifiedFile { name: name.to_owned(), size_bytes, elapsed: started.elapsed(), digest, against })
+    }
+
+    fn shard(&self, name: &str) -> Option<&Shard> {
+        self.shards.iter().find(|shard| shard.name == name)
     }
 
     fn against(&self, name: &str, trust: Trust) -> Against {

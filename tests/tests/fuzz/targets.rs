@@ -135,12 +135,9 @@ pub(crate) fn manifest() -> Target {
         let [package, bundle] = &members;
         let as_package = package.open(package.write_manifest(input));
         let as_bundle = bundle.open(bundle.write_manifest(input));
-        // Of two refusals the one of the form that the text resembles more; both are looked at in turn.
-        let resembles_package = input.windows(12).any(|piece| piece == b"files_sha256");
         match (as_package, as_bundle) {
             (Ok(()), _) | (_, Ok(())) => Ok(()),
-            (Err(refusal), Err(_)) if resembles_package => Err(refusal),
-            (Err(_), Err(refusal)) => Err(refusal),
+            (Err(one), Err(other)) => Err(worst([one.as_str(), other.as_str()].into_iter()).to_owned()),
         }
     };
     Target { seeds, try_input: Box::new(try_input) }
@@ -169,10 +166,13 @@ pub(crate) fn deployment() -> Target {
         let text = String::from_utf8_lossy(input);
         let Err(error) = Deployment::from_toml(&text, file) else { return Ok(()) };
         let text = error.to_string();
-        // The line that is judged is the worst of them.
-        let lines = text.lines();
-        let worst = lines.max_by_key(|line| (line.contains(char::is_control), line.len())).unwrap_or_default();
-        Err(worst.to_owned())
+        Err(worst(text.lines()).to_owned())
     };
     Target { seeds, try_input: Box::new(try_input) }
+}
+
+/// Of several refusals the one to judge: it is a fault if any is empty, moves a cursor, or is long.
+fn worst<'a>(refusals: impl Iterator<Item = &'a str>) -> &'a str {
+    let badness = |refusal: &&str| (refusal.is_empty(), refusal.contains(char::is_control), refusal.len());
+    refusals.max_by_key(badness).unwrap_or_default()
 }

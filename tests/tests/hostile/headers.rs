@@ -82,7 +82,7 @@ pub(crate) const RULES: &[Rule] = &[
             }),
             case(
                 "not UTF-8",
-                &["broad_head.safetensors: expected a safetensors header, found other content: invalid unicode"],
+                &["broad_head.safetensors: expected a safetensors header, found invalid JSON: invalid utf-8 sequence"],
                 |copy| {
                     copy.header(BROAD_HEAD, |header| *header = b"{\"\xff\":{}}".to_vec());
                 },
