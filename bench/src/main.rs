@@ -2,6 +2,7 @@
 //!
 //! Every report begins with the machine that it was made on. Figures of different runs or machines are not comparable.
 
+mod hash;
 mod machine;
 mod requests;
 
@@ -17,11 +18,13 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    Hash(hash::Hash),
     Requests(requests::Requests),
 }
 
 fn main() -> anyhow::Result<()> {
     match Cli::parse().command {
+        Command::Hash(hash) => hash.run(),
         Command::Requests(requests) => requests.run(),
     }
 }
