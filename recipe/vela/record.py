@@ -90,8 +90,9 @@ def record_all(arguments):
     package, out = arguments.package, arguments.out
     if out.resolve().is_relative_to(package.resolve()):
         raise packages.PackageError(f"--out {out}: expected a folder outside the package")
-    member, digest = packages.verify(package, arguments.anchor)
+    # Taken first: what changes while the files are hashed is then seen at the end.
     before = packages.fingerprint(package)
+    member, digest = packages.verify(package, arguments.anchor)
     cases = json.loads(arguments.requests.read_text(encoding="utf-8"))
     cases = [case for case in cases if not arguments.case or case["case"] in arguments.case]
     names = [case["case"] for case in cases]

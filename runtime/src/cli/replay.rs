@@ -114,13 +114,15 @@ struct Table {
     name_width: usize,
     cases: usize,
     ok: usize,
+    /// Cases whose own response was not compared, as their margin is too small.
+    undecided: usize,
     largest: [Option<f64>; COLUMNS],
 }
 
 impl Table {
     fn new(files: &[PathBuf]) -> Self {
         let longest = files.iter().map(|file| name(file).chars().count()).max().unwrap_or_default();
-        Self { name_width: longest.max("largest".len()), cases: 0, ok: 0, largest: [None; COLUMNS] }
+        Self { name_width: longest.max("largest".len()), cases: 0, ok: 0, undecided: 0, largest: [None; COLUMNS] }
     }
 
     fn line(&self, name: &str, plan: &str, distances: [String; COLUMNS], result: &str) -> Result<()> {
@@ -151,6 +153,7 @@ impl Table {
         let result = match (&report.difference, margin) {
             (Some(difference), _) => difference.to_string(),
             (None, Some(margin)) if *margin < DECIDED_MARGIN => {
+                self.undecided += 1;
                 format!("ok; margin {margin:.1e}, so its own response is not compared")
             }
             (None, _) => "ok".to_owned(),
@@ -163,10 +166,11 @@ impl Table {
         self.line("largest", "", self.largest.map(cell), "")?;
         let head = gates.logit.min(HEAD_GATE);
         let summary = format!(
-            "{} cases, {} as recorded; gates: heads {head:e}, logits {:e} times max(1, |recorded|), responses {:e} from \
+            "{} cases, {} as recorded, {} of them without a comparison of the own response; gates: heads {head:e}, logits {:e} times max(1, |recorded|), responses {:e} from \
              recorded and {:e} from own logits",
             self.cases,
             self.ok,
+            self.undecided,
             gates.logit,
             gates.answer.min(RECORDED_GATE),
             gates.answer

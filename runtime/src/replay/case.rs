@@ -159,6 +159,8 @@ impl Outcome {
     fn read(error: Option<ErrorRecord>, recorded: Recorded) -> Result<Self, Difference> {
         let Some(error) = error else { return Ok(Outcome::Answered(Box::new(Answered::read(recorded)?))) };
         let answered = [
+            ("trees", recorded.trees.is_some()),
+            ("margin", recorded.margin.is_some()),
             ("logits", recorded.logits.is_some()),
             ("head_inputs", recorded.head_inputs.is_some()),
             ("response", recorded.response.is_some()),

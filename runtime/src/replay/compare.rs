@@ -275,9 +275,12 @@ fn compare_heads<D: Device>(
     let mut states = Distances::default();
     for (recorded, own) in inputs.iter().flatten().zip(own.iter().flatten()) {
         for (recorded, own) in [(&recorded.left, &own.left), (&recorded.right, &own.right)] {
-            // A block that reads nothing has no states of our own; of others the heads have checked the dimensions.
+            // A block that reads nothing has no states of our own.
+            if !own.is_empty() && own.len() != recorded.len() {
+                return Err(Difference::new("head_inputs", format!("{} values", recorded.len()), own.len()));
+            }
             for (recorded, own) in recorded.iter().zip(own) {
-                let distance = f64::from((recorded - own).abs());
+                let distance = if own.is_finite() { f64::from((recorded - own).abs()) } else { f64::NAN };
                 states.add(distance, f64::INFINITY, || Difference::new("head_inputs", "finite states", own));
             }
         }

@@ -444,12 +444,24 @@ pub(crate) const SPOILED: &[Spoiled] = &[
         "not-refused",
         GOLDEN,
         |case| {
-            for key in ["logits", "response", "response_text"] {
+            for key in ["trees", "margin", "logits", "response", "response_text"] {
                 remove(case, "", key);
             }
             insert(case, "", "error", json!({"status": 422, "detail": []}));
         },
         "error: expected a refusal with status 422, found an answer",
+    ),
+    json(
+        "trees-of-a-refusal",
+        REFUSED,
+        |case| insert(case, "", "trees", json!([])),
+        "trees: expected none beside an error, found one",
+    ),
+    json(
+        "margin-of-a-refusal",
+        REFUSED,
+        |case| insert(case, "", "margin", json!({"value": 1.0, "question": "q"})),
+        "margin: expected none beside an error, found one",
     ),
     json(
         "wrongly-answered",
