@@ -77,13 +77,12 @@ fn one_line(error: &anyhow::Error) -> String {
 }
 
 /// Keys of a deployment file that this build reads and does nothing with, whatever their value.
-const WITHOUT_EFFECT: [&str; 8] = [
+const WITHOUT_EFFECT: [&str; 7] = [
     "key.rate",
     "key.weight",
     "member.drift_every_s",
     "member.gates",
     "member.on_drift",
-    "member.prefix_cache_mib",
     "member.replay",
     "queue.batch_window_us",
 ];
