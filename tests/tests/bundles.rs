@@ -216,6 +216,64 @@ fn a_place_that_cannot_take_a_bundle_is_refused_and_left_as_it_was() {
     assert_eq!(names(folder.path()), ["bundle", "full"]);
 }
 
+/// A folder that does not exist yet hides where `..` leads.
+#[test]
+fn a_way_back_into_the_package_is_refused_before_anything_is_made() {
+    let folder = folder();
+    let copy = folder.path().join("package");
+    fs::create_dir(&copy).unwrap();
+    for name in names(&package("tiny-router")) {
+        fs::copy(package("tiny-router").join(&name), copy.join(&name)).unwrap();
+    }
+    let before = names(&copy);
+    let (anchor, out) = (fixtures::anchor(&copy), folder.path().join("missing/../package/bundle"));
+    let arguments = ["export", "vela", "--package", text(&copy), "--out", text(&out), "--anchor", &anchor];
+    fails_in_one_line(&synod(&arguments, ""), &["expected a path without .., found one"]);
+    assert_eq!((names(&copy), names(folder.path())), (before, vec!["package".to_owned()]));
+}
+
+/// Whoever loads a half again would find out; whoever only verifies it must, too.
+#[test]
+fn what_a_half_says_of_itself_is_verified() {
+    type Edit = fn(&mut Value);
+    let folder = folder();
+    let cases: [(&str, &str, Edit); 3] = [
+        ("--heads-only", "contents: expected model, heads or both, found neither", |manifest| {
+            manifest["contents"] = serde_json::json!([]);
+        }),
+        ("--heads-only", "tensors: expected files of the contents, found model/ghost.safetensors", |manifest| {
+            manifest["tensors"]["model/ghost.safetensors"] = serde_json::json!({});
+        }),
+        ("--executor-only", "expected model/model-00001-of-00001.safetensors, found no such file", |manifest| {
+            let tensors = manifest["tensors"].as_object_mut().expect("tensors are listed");
+            tensors.remove("model/model-00001-of-00001.safetensors").expect("the weight file is listed");
+        }),
+    ];
+    for (number, (option, expected, edit)) in cases.into_iter().enumerate() {
+        let out = folder.path().join(number.to_string());
+        exported("tiny-08b", &out, &[option]);
+        let path = out.join("manifest.json");
+        let mut manifest: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+        edit(&mut manifest);
+        fs::write(&path, manifest.to_string()).unwrap();
+        fails_in_one_line(&verify(&out, &fixtures::anchor(&out)), &["manifest.json: ", expected]);
+    }
+}
+
+#[test]
+fn an_altered_byte_of_a_file_that_nobody_interprets_is_refused_at_load() {
+    let folder = folder();
+    let out = folder.path().join("bundle");
+    exported("tiny-router", &out, &[]);
+    let path = out.join("tokenizer_config.json");
+    let mut bytes = fs::read(&path).unwrap();
+    bytes[0] ^= 1;
+    fs::write(&path, bytes).unwrap();
+    let request = r#"{"state":"a","questions":{"q":{"type":"noul","instructions":"b"}}}"#;
+    let ask = synod(&["ask", "--member", text(&out), "--anchor", &fixtures::anchor(&out), "-"], request);
+    fails_in_one_line(&ask, &["tokenizer_config.json: expected SHA-256"]);
+}
+
 #[test]
 fn verify_says_what_it_compared_and_names_what_nobody_vouches_for() {
     let folder = folder();

@@ -11,7 +11,7 @@ use synod_kernels::DType;
 use super::inventory::{check_counts, check_dtypes, check_index, check_inventory};
 use super::json::{self, UniqueMap};
 use super::manifest::{self, BundleProfile, Content, FileEntry, Manifest, TensorEntry};
-use super::package::{CALIBRATION, Index, TOKENIZER, check_calibration};
+use super::package::{CALIBRATION, Index, TOKENIZER, TOKENIZER_CONFIG, check_calibration};
 use super::paths::{Root, check_confined};
 use super::registry::{self, Release};
 use super::shard::Shard;
@@ -28,6 +28,8 @@ pub(super) const BACKBONE_PREFIX: &str = "backbone.";
 pub(super) const MODEL_PREFIX: &str = "model.";
 /// Where the other profile lies, if both were exported together.
 pub(super) const NESTED_FOLDER: &str = "bf16/";
+/// What is held to the pins of a released member itself, beside what the manifest says of the package.
+pub(super) const PINNED: [&str; 2] = [CALIBRATION, TOKENIZER];
 pub(super) const REMEDY: &str = "copy the bundle again, or export it again";
 
 pub(super) struct Bundle {
@@ -49,7 +51,7 @@ impl Bundle {
     /// # Errors
     /// The first defect found, in a fixed order.
     pub(super) fn open(path: &Path, trust: Trust) -> Result<Self, MemberError> {
-        let root = Root::new(path)?;
+        let root = Root::without_links(path)?;
         let bytes = root.read(MANIFEST)?;
         let digest = Digest::of(&bytes);
         match trust {
@@ -66,6 +68,9 @@ impl Bundle {
         let listing = Listing { root: &root, manifest: &manifest };
         let calibration = listing.read(CALIBRATION)?;
         let tokenizer = listing.read(TOKENIZER)?;
+        if manifest.files.0.contains_key(TOKENIZER_CONFIG) {
+            listing.read(TOKENIZER_CONFIG)?;
+        }
         let has_broad_head = manifest.has_broad_head();
         check_calibration(&calibration, has_broad_head)?;
         let mut shards = Vec::new();
@@ -76,12 +81,8 @@ impl Bundle {
         if manifest.contents.contains(&Content::Heads) {
             shards.push(listing.open_heads(&config, has_broad_head)?);
         }
-        if let (Some(release), false) = (release, manifest.serves.is_empty()) {
-            let expected = match manifest.profile {
-                BundleProfile::Faithful => release.tensors,
-                BundleProfile::Bf16 => release.tensors.rounded(),
-            };
-            check_counts(MANIFEST, expected, TensorCounts::of(&shards))?;
+        if let Some(release) = release {
+            check_counts(MANIFEST, expected_counts(release, &manifest), TensorCounts::of(&shards))?;
         }
         shards.sort_by_key(|shard| std::cmp::Reverse(shard.size_bytes));
         Ok(Self { root, digest, manifest, release, config, calibration, tokenizer, has_broad_head, shards })
@@ -144,6 +145,7 @@ fn check_manifest(manifest: &Manifest) -> Result<MemberConfig, MemberError> {
     if manifest.serves != serves {
         return Err(MemberError::manifest("serves", format!("{serves:?}"), format!("{:?}", manifest.serves)));
     }
+    check_contents(manifest)?;
     let content = |error: serde_json::Error| MemberError::manifest("config", "a member's config", error);
     let config: MemberConfig = serde_json::from_value(manifest.config.clone()).map_err(content)?;
     config.validate().map_err(|source| MemberError::Config { file: "manifest.json: config", source })?;
@@ -151,6 +153,28 @@ fn check_manifest(manifest: &Manifest) -> Result<MemberConfig, MemberError> {
         return Err(MemberError::manifest("member.model_name", &config.model_name, &manifest.member.model_name));
     }
     Ok(config)
+}
+
+/// Checks that the weight files that are listed are those of the halves that are there.
+fn check_contents(manifest: &Manifest) -> Result<(), MemberError> {
+    if manifest.contents.is_empty() {
+        return Err(MemberError::manifest("contents", "model, heads or both", "neither"));
+    }
+    for name in manifest.tensors.0.keys() {
+        check_confined(MANIFEST, name)?;
+        let half = if name == HEADS { Content::Heads } else { Content::Model };
+        if !manifest.contents.contains(&half) {
+            return Err(MemberError::manifest("tensors", "files of the contents", name));
+        }
+    }
+    let is_weights = |name: &&String| {
+        let path = Path::new(name);
+        path.extension().is_some_and(|extension| extension == "safetensors") && !name.starts_with(NESTED_FOLDER)
+    };
+    match manifest.files.0.keys().filter(is_weights).find(|name| !manifest.tensors.0.contains_key(*name)) {
+        None => Ok(()),
+        Some(name) => Err(MemberError::manifest("tensors", name, "no such file")),
+    }
 }
 
 /// Checks that the folder holds what is listed, in the sizes that are listed, and nothing else.
@@ -179,6 +203,10 @@ fn check_files(root: &Root, files: &BTreeMap<String, FileEntry>) -> Result<(), M
 
 /// Holds a bundle of a released member to the pins of the package that it was made from.
 fn check_release(release: &Release, manifest: &Manifest, config: &MemberConfig) -> Result<(), MemberError> {
+    if manifest.member.repository.as_deref() != Some(release.model_name) {
+        let found = manifest.member.repository.as_deref().unwrap_or("none");
+        return Err(MemberError::manifest("member.repository", release.model_name, found));
+    }
     let revision = manifest.member.revision.as_deref().unwrap_or("none");
     if !release.revisions.contains(&revision) {
         return Err(MemberError::manifest("member.revision", release.revisions[0], revision));
@@ -190,12 +218,31 @@ fn check_release(release: &Release, manifest: &Manifest, config: &MemberConfig) 
             return Err(MemberError::manifest(format_args!("inputs: {name}"), expected, found));
         }
     }
-    for name in [CALIBRATION, TOKENIZER] {
+    for name in PINNED {
         let pin = release.pin(name).expect("every release has these files");
-        let found = manifest.files.0.get(name).map(|entry| entry.sha256);
-        MemberError::check_digest(name, pin, found.unwrap_or(Digest::of(b"")), REMEDY)?;
+        let not_listed = || MemberError::NotListed { manifest: MANIFEST, file: name.to_owned() };
+        let found = manifest.files.0.get(name).ok_or_else(not_listed)?.sha256;
+        MemberError::check_digest(name, pin, found, REMEDY)?;
     }
     release.check_config(config).map_err(|source| MemberError::Config { file: "manifest.json: config", source })
+}
+
+/// What the halves of a released member that are there hold.
+fn expected_counts(release: &Release, manifest: &Manifest) -> TensorCounts {
+    let whole = match manifest.profile {
+        BundleProfile::Faithful => release.tensors,
+        BundleProfile::Bf16 => release.tensors.rounded(),
+    };
+    let head_parameters = whole.parameters - whole.backbone_parameters;
+    let mut counts = TensorCounts::default();
+    if manifest.contents.contains(&Content::Model) {
+        counts = TensorCounts { heads: 0, parameters: whole.backbone_parameters, ..whole };
+    }
+    if manifest.contents.contains(&Content::Heads) {
+        counts.heads = whole.heads;
+        counts.parameters += head_parameters;
+    }
+    counts
 }
 
 /// The files of a bundle that its manifest lists.

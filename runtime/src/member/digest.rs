@@ -71,7 +71,7 @@ impl fmt::Debug for Digest {
     }
 }
 
-/// What makes a member that is not a released one trusted: the digest of its `MODEL_MANIFEST.json`, given from
+/// What makes a member that is not a released one trusted: the digest of its `MODEL_MANIFEST.json`, or of a bundle's `manifest.json`, given from
 /// outside the package (spec: bundle.md, "External anchor"). Written as `sha256:HEX`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Anchor(pub Digest);

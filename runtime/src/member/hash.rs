@@ -75,10 +75,15 @@ pub(super) struct HashedReader<'a> {
 }
 
 impl<'a> HashedReader<'a> {
-    /// A reader of `file` that goes on after `head`, its first bytes, which have been read before and are not read again.
-    pub(super) fn after(head: &[u8], name: &'a str, file: &'a File, pass: &'a Pass<'a>) -> Self {
-        pass.progress.advance(head.len() as u64);
-        Self { name, file, offset_bytes: head.len() as u64, hasher: Sha256::new_with_prefix(head), pass }
+    /// A reader of `file` from its start.
+    pub(super) fn new(name: &'a str, file: &'a File, pass: &'a Pass<'a>) -> Self {
+        Self::after(Sha256::new(), 0, name, file, pass)
+    }
+
+    /// A reader of `file` that goes on after its first `offset_bytes`, which `hasher` has been given.
+    pub(super) fn after(hasher: Sha256, offset_bytes: u64, name: &'a str, file: &'a File, pass: &'a Pass<'a>) -> Self {
+        pass.progress.advance(offset_bytes);
+        Self { name, file, offset_bytes, hasher, pass }
     }
 
     /// Fills `bytes` with the next bytes of the file.

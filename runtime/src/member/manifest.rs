@@ -1,6 +1,7 @@
 //! `manifest.json` of a bundle: what an export says of what it wrote (spec: bundle.md, "Export").
 //!
-//! One type for writing and reading. It is read strictly: an unknown key is refused, and no key stands twice.
+//! One type for writing and reading. It is read strictly: an unknown key is refused, and no key stands twice
+//! but in `config`, which is a copy of another file's.
 
 use std::fmt;
 

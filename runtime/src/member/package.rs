@@ -105,15 +105,11 @@ impl Package {
         Ok(Self { files, root, config_json, digests, release, unlisted })
     }
 
-    /// The bytes of `tokenizer_config.json`, if the package has it. It is never interpreted.
+    /// The bytes of `tokenizer_config.json`, if the manifest lists it. It is never interpreted.
     pub(super) fn tokenizer_config(&self) -> Result<Option<Vec<u8>>, MemberError> {
-        if !self.root.has(TOKENIZER_CONFIG) {
-            return Ok(None);
-        }
+        let Some(&expected) = self.digests.get(TOKENIZER_CONFIG) else { return Ok(None) };
         let bytes = self.root.read(TOKENIZER_CONFIG)?;
-        if let Some(&expected) = self.digests.get(TOKENIZER_CONFIG) {
-            MemberError::check_digest(TOKENIZER_CONFIG, expected, Digest::of(&bytes), &self.files.remedy)?;
-        }
+        MemberError::check_digest(TOKENIZER_CONFIG, expected, Digest::of(&bytes), &self.files.remedy)?;
         Ok(Some(bytes))
     }
 }

@@ -46,6 +46,11 @@ impl Root {
         Ok(Self { folder, blobs })
     }
 
+    /// The bundle at `path`: nothing in it may be a link, wherever it lies.
+    pub(super) fn without_links(path: &Path) -> Result<Self, MemberError> {
+        Ok(Self { blobs: None, ..Self::new(path)? })
+    }
+
     /// Opens a file of the package for reading. `name` must have passed [`check_confined`].
     ///
     /// # Errors

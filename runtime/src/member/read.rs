@@ -164,7 +164,7 @@ mod tests {
         pass.abandon();
         assert!(matches!(reader.embedding(embedding), Err(Stop::Abandoned)));
         assert!(matches!(reader.read("", &bounded(0).0), Err(Stop::Abandoned)));
-        assert_eq!(count.0.load(Ordering::Relaxed), shard.header.len() as u64);
+        assert_eq!(count.0.load(Ordering::Relaxed), shard.header_bytes);
     }
 
     #[test]

@@ -12,6 +12,7 @@ use std::os::unix::fs::FileExt;
 
 use serde::de::{Deserialize, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Value, json};
+use sha2::{Digest as _, Sha256};
 use synod_kernels::DType;
 
 use super::hash::{HashedReader, Pass};
@@ -37,8 +38,10 @@ pub(super) struct Shard {
     pub(super) file: File,
     /// What the whole file must hash to.
     pub(super) digest: Digest,
-    /// Length prefix and header, as read.
-    pub(super) header: Vec<u8>,
+    /// Of the length prefix and the header, as they were parsed: the data section begins there, and they are not read
+    /// again.
+    pub(super) header_bytes: u64,
+    hashed_header: Sha256,
     /// In the order of their bytes.
     pub(super) tensors: Vec<StoredTensor>,
     pub(super) size_bytes: u64,
@@ -78,12 +81,13 @@ impl Shard {
         let mut header = vec![0; (LENGTH_BYTES + header_bytes) as usize];
         file.read_exact_at(&mut header, 0).map_err(io)?;
         let tensors = parse_header(name, &header[LENGTH_BYTES as usize..], size_bytes)?;
-        Ok(Self { name: name.to_owned(), file, digest, header, tensors, size_bytes })
+        let (header_bytes, hashed_header) = (header.len() as u64, Sha256::new_with_prefix(&header));
+        Ok(Self { name: name.to_owned(), file, digest, header_bytes, hashed_header, tensors, size_bytes })
     }
 
     /// A reader of the data section, which counts and hashes the header as it was parsed: it is not read again.
     pub(super) fn data<'a>(&'a self, pass: &'a Pass<'a>) -> HashedReader<'a> {
-        HashedReader::after(&self.header, &self.name, &self.file, pass)
+        HashedReader::after(self.hashed_header.clone(), self.header_bytes, &self.name, &self.file, pass)
     }
 }
 

@@ -7,7 +7,7 @@ use std::fs::{self, DirEntry, File, Permissions};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 use std::time::Duration;
 
 use tempfile::TempDir;
@@ -19,12 +19,15 @@ const NESTED_FOLDERS: [&str; 2] = ["model", "bf16"];
 /// An empty staging folder that is older than this has no run that is about to lock it.
 const ABANDONED: Duration = Duration::from_mins(1);
 
-/// Why a folder could not be written where it was wanted. Nothing is left behind.
+/// Why a folder could not be written where it was wanted. Nothing of it is left behind; folders on the way to it may be.
 #[derive(Debug, thiserror::Error)]
 pub enum PlaceError {
     /// Something is there already.
     #[error("{}: expected an absent or empty folder, found files; choose another place or remove them", path.display())]
     NotEmpty { path: PathBuf },
+    /// A way back through folders that may not exist: where it leads is known only once they do.
+    #[error("{}: expected a path without .., found one; write where it leads", path.display())]
+    Winding { path: PathBuf },
     /// What is there cannot become a folder.
     #[error("{}: expected an absent or empty folder, found something else; choose another place", path.display())]
     NotAFolder { path: PathBuf },
@@ -45,10 +48,9 @@ impl Staging {
     /// Makes a staging folder for `out`, which must be absent or an empty folder, and `out`'s parents; removes those of
     /// killed runs for `out`.
     pub(super) fn beside(out: &Path) -> Result<Self, PlaceError> {
-        let failed = |source| PlaceError::Io { path: out.to_owned(), source };
-        let out = std::path::absolute(out).map_err(failed)?;
+        let out = resolved(out)?;
         check_free(&out)?;
-        Self::make(&out).map_err(failed)
+        Self::make(&out).map_err(|source| PlaceError::Io { path: out.clone(), source })
     }
 
     fn make(out: &Path) -> io::Result<Self> {
@@ -84,6 +86,21 @@ impl Staging {
         drop(lock);
         Ok(())
     }
+}
+
+/// `out` with every link on the way to it followed, as far as it exists; itself, should it be a link, is not.
+pub(super) fn resolved(out: &Path) -> Result<PathBuf, PlaceError> {
+    let failed = |source| PlaceError::Io { path: out.to_owned(), source };
+    if out.components().any(|part| part == Component::ParentDir) {
+        return Err(PlaceError::Winding { path: out.to_owned() });
+    }
+    let path = std::path::absolute(out).map_err(failed)?;
+    for ancestor in path.ancestors().skip(1) {
+        if let (Ok(real), Ok(rest)) = (ancestor.canonicalize(), path.strip_prefix(ancestor)) {
+            return Ok(real.join(rest));
+        }
+    }
+    Ok(path)
 }
 
 /// Checks that `out` is absent or an empty folder: gigabytes later it would be too late to say that it is not.

@@ -93,7 +93,9 @@ pub fn verify(path: &Path, trust: Trust, progress: &dyn Progress) -> Result<Veri
                 manifest: package::MANIFEST,
                 expected: package.digests.clone(),
                 shards: &package.files.shards,
-                release: package.release,
+                pinned: package
+                    .release
+                    .map_or_else(Vec::new, |release| release.files.iter().map(|(name, _)| *name).collect()),
                 remedy: &package.files.remedy,
             };
             Ok(Verification {
@@ -113,7 +115,7 @@ pub fn verify(path: &Path, trust: Trust, progress: &dyn Progress) -> Result<Veri
                 manifest: bundle::MANIFEST,
                 expected: listed.chain([(bundle::MANIFEST.to_owned(), bundle.digest)]).collect(),
                 shards: &bundle.shards,
-                release: bundle.release,
+                pinned: bundle.release.map_or_else(Vec::new, |_| bundle::PINNED.to_vec()),
                 remedy: bundle::REMEDY,
             };
             Ok(Verification {
@@ -139,7 +141,8 @@ struct Files<'a> {
     expected: BTreeMap<String, Digest>,
     /// Those of them that are open, whose headers have been read.
     shards: &'a [Shard],
-    release: Option<&'static Release>,
+    /// Those of them that were held to the table of released members.
+    pinned: Vec<&'static str>,
     remedy: &'a str,
 }
 
@@ -176,11 +179,13 @@ impl Files<'_> {
     fn read(&self, file: &Opened<'_>, trust: Trust, pass: &Pass<'_>) -> Result<VerifiedFile, Stop> {
         let Opened { name, expected, size_bytes } = *file;
         let started = Instant::now();
-        let (handle, head) = match self.shard(name) {
-            Some(shard) => (&shard.file, shard.header.as_slice()),
-            None => (&self.root.open(name)?, [].as_slice()),
+        let opened;
+        let mut reader = if let Some(shard) = self.shard(name) {
+            shard.data(pass)
+        } else {
+            opened = self.root.open(name)?;
+            HashedReader::new(name, &opened, pass)
         };
-        let mut reader = HashedReader::after(head, name, handle, pass);
         reader.skip_to(size_bytes)?;
         let digest = reader.digest();
         MemberError::check_digest(name, expected, digest, self.remedy)?;
@@ -193,7 +198,7 @@ impl Files<'_> {
     }
 
     fn against(&self, name: &str, trust: Trust) -> Against {
-        if self.release.is_some_and(|release| release.pin(name).is_some()) {
+        if self.pinned.contains(&name) {
             Against::Pin
         } else if name == self.manifest && matches!(trust, Trust::Anchored(_)) {
             Against::Anchor

@@ -18,7 +18,7 @@ pub use super::manifest::BundleProfile;
 use super::manifest::Content;
 use super::package::Package;
 use super::paths::Root;
-use super::staging::Staging;
+use super::staging::{Staging, resolved};
 use super::{Anchor, MemberError, PlaceError, Progress, TensorCounts, Trust};
 use weights::Weights;
 use write::{Finished, Target};
@@ -102,7 +102,7 @@ pub enum ExportError {
 /// Exports the package in the folder `package` into the folder `out`, which must be absent or empty.
 ///
 /// # Errors
-/// [`ExportError`]; `out` is as it was then. A place that cannot take a bundle is refused before anything is read.
+/// [`ExportError`]; `out` is as it was then. A place that cannot take a bundle is refused before the weights are read.
 pub fn export(
     package: &Path,
     trust: Trust,
@@ -114,7 +114,7 @@ pub fn export(
     if kind(&root)? == Kind::Bundle {
         return Err(ExportError::IsBundle { path: package.to_owned() });
     }
-    if root.contains(&resolved(out)) {
+    if root.contains(&resolved(out)?) {
         return Err(ExportError::Inside { path: out.to_owned() });
     }
     let package = Package::open(package, trust)?;
@@ -129,17 +129,6 @@ pub fn export(
         model_name: package.files.model_name().to_owned(),
         bundles: bundles.into_iter().map(report).collect(),
     })
-}
-
-/// `path` with every link on the way to it followed, as far as it exists.
-fn resolved(path: &Path) -> PathBuf {
-    let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
-    for ancestor in path.ancestors() {
-        if let (Ok(real), Ok(rest)) = (ancestor.canonicalize(), path.strip_prefix(ancestor)) {
-            return real.join(rest);
-        }
-    }
-    path
 }
 
 /// The bundles by their folders in `staging`.
