@@ -56,6 +56,8 @@ pub struct Limits {
     pub max_body_bytes: usize,
     pub max_json_depth: usize,
     pub max_questions: usize,
+    /// Of one call that has several.
+    pub max_states: usize,
     /// Code points.
     pub max_question_id_chars: usize,
     /// Options, labels or names of one question.
@@ -76,6 +78,7 @@ impl Default for Limits {
             max_body_bytes: 8 << 20,
             max_json_depth: 128,
             max_questions: 256,
+            max_states: 64,
             max_question_id_chars: 256,
             max_options: 255,
             max_score_levels: 10,

@@ -186,6 +186,10 @@ fn read_limits(table: &mut Table, report: &mut Report) -> Limits {
     if let Some(questions) = table.get(report, "max_questions", want, whole(1..=65_536)) {
         limits.max_questions = questions.value as usize;
     }
+    let want = Want { what: "a whole number from 1 to 4096", example: "64" };
+    if let Some(states) = table.get(report, "max_states", want, whole(1..=4096)) {
+        limits.max_states = states.value as usize;
+    }
     // A refusal repeats no more of an id than this.
     let want = Want { what: "a whole number from 1 to 1024", example: "256" };
     if let Some(chars) = table.get(report, "max_question_id_chars", want, whole(1..=1024)) {

@@ -16,6 +16,7 @@ request_timeout_ms = 9_000
 max_body_mib = 2
 max_json_depth = 64
 max_questions = 10
+max_states = 7
 max_question_id_chars = 20
 max_options = 12
 max_score_levels = 5
@@ -106,6 +107,7 @@ fn every_key_is_read() {
                 max_body_bytes: 2 << 20,
                 max_json_depth: 64,
                 max_questions: 10,
+                max_states: 7,
                 max_question_id_chars: 20,
                 max_options: 12,
                 max_score_levels: 5,
@@ -156,9 +158,16 @@ fn what_is_left_out_has_the_defaults_of_the_design() {
     assert_eq!((deployment.server.admin, deployment.server.workers, deployment.server.open), (None, None, false));
     assert_eq!(deployment.server.default_model, None);
     assert_eq!(deployment.server.drain, Duration::from_secs(30));
-    let Limits { max_body_bytes, max_json_depth, max_questions, max_question_id_chars, max_options, max_score_levels } =
-        deployment.server.limits;
-    assert_eq!((max_body_bytes, max_json_depth, max_questions), (8_388_608, 128, 256));
+    let Limits {
+        max_body_bytes,
+        max_json_depth,
+        max_questions,
+        max_states,
+        max_question_id_chars,
+        max_options,
+        max_score_levels,
+    } = deployment.server.limits;
+    assert_eq!((max_body_bytes, max_json_depth, max_questions, max_states), (8_388_608, 128, 256, 64));
     assert_eq!((max_question_id_chars, max_options, max_score_levels), (256, 255, 10));
     let Queue { max_requests, max_tokens, batch_tokens, batch_window } = deployment.queue;
     assert_eq!((max_requests, max_tokens, batch_tokens, batch_window), (1024, 2_000_000, 24_576, Duration::ZERO));
@@ -178,7 +187,7 @@ fn wider_gates_are_brought_back_with_a_warning() {
     let warnings: Vec<_> = warnings.iter().map(ToString::to_string).collect();
     assert_eq!(
         warnings,
-        ["etc/synod.toml:41: member.gates.logit: 1 is wider than 0.35, the gate of bf16; \
+        ["etc/synod.toml:42: member.gates.logit: 1 is wider than 0.35, the gate of bf16; \
           0.35 is used; gates can only be made tighter"]
     );
 }
@@ -199,21 +208,21 @@ fn unknown_keys_are_refused_in_every_table() {
         "workers =",
         "worker =",
         &["4: server.worker: unknown key; known here: bind, admin, workers, open, default_model, drain_s, \
-         request_timeout_ms, max_body_mib, max_json_depth, max_questions, max_question_id_chars, max_options, max_score_levels"],
+         request_timeout_ms, max_body_mib, max_json_depth, max_questions, max_states, max_question_id_chars, max_options, max_score_levels"],
     );
-    broken("rate =", "rates =", &["20: key.rates: unknown key; known here: name, sha256, models, weight, rate"]);
+    broken("rate =", "rates =", &["21: key.rates: unknown key; known here: name, sha256, models, weight, rate"]);
     broken(
         "batch_window_us =",
         "window =",
-        &["30: queue.window: unknown key; known here: max_requests, max_tokens, batch_tokens, batch_window_us"],
+        &["31: queue.window: unknown key; known here: max_requests, max_tokens, batch_tokens, batch_window_us"],
     );
     broken(
         "replay =",
         "cases =",
-        &["42: member.cases: unknown key; known here: name, path, devices, aliases, profile, anchor, required, \
+        &["43: member.cases: unknown key; known here: name, path, devices, aliases, profile, anchor, required, \
          prefix_cache_mib, gates, replay, drift_every_s, on_drift, noul_calibration, description, release_date"],
     );
-    broken("logit =", "logits =", &["41: member.gates.logits: unknown key; known here: logit, answer"]);
+    broken("logit =", "logits =", &["42: member.gates.logits: unknown key; known here: logit, answer"]);
 }
 
 /// A piece of [`FULL`], what stands in its place, the place, `EXPECTED, found FOUND`, and the example of the advice.
@@ -273,107 +282,107 @@ const WRONG_KINDS: &[[&str; 5]] = &[
     [
         "max_question_id_chars = 20",
         "max_question_id_chars = 1025",
-        "11: server.max_question_id_chars",
+        "12: server.max_question_id_chars",
         "a whole number from 1 to 1024, found 1025",
         "256",
     ],
     [
         "max_options = 12",
         "max_options = 256",
-        "12: server.max_options",
+        "13: server.max_options",
         "a whole number from 2 to 255, found 256",
         "255",
     ],
     [
         "max_score_levels = 5",
         "max_score_levels = 1",
-        "13: server.max_score_levels",
+        "14: server.max_score_levels",
         "a whole number from 2 to 10, found 1",
         "10",
     ],
-    ["weight = 4", "weight = 0", "19: key.weight", "a whole number from 1 to 1000000, found 0", "4"],
-    ["rate = 2.5", "rate = 0", "20: key.rate", "a number of requests per second above 0, found 0", "200"],
-    ["rate = 2.5", "rate = inf", "20: key.rate", "a number of requests per second above 0, found inf", "200"],
+    ["weight = 4", "weight = 0", "20: key.weight", "a whole number from 1 to 1000000, found 0", "4"],
+    ["rate = 2.5", "rate = 0", "21: key.rate", "a number of requests per second above 0, found 0", "200"],
+    ["rate = 2.5", "rate = inf", "21: key.rate", "a number of requests per second above 0, found inf", "200"],
     [
         "max_requests = 16",
         "max_requests = []",
-        "27: queue.max_requests",
+        "28: queue.max_requests",
         "a whole number from 1 to 1000000000, found a list",
         "1024",
     ],
     [
         "batch_window_us = 50",
         "batch_window_us = 9e9",
-        "30: queue.batch_window_us",
+        "31: queue.batch_window_us",
         "a whole number of microseconds up to 1000000000, found 9e9",
         "0",
     ],
     [
         "profile = \"bf16\"",
         "profile = \"fp16\"",
-        "36: member.profile",
+        "37: member.profile",
         "\"fp32\" or \"bf16\", found \"fp16\"",
         "\"fp32\"",
     ],
     [
         "[\"cuda:0\", \"cuda:1\"]",
         "[\"cuda:0\",\n \"gpu:1\"]",
-        "38: member.devices",
+        "39: member.devices",
         "a device such as \"cpu:0\", \"cpu:0-7\", \"cpu:*\", \"cuda:0\", \"cuda:GPU-<uuid>\" or \"cuda:*\", found \"gpu:1\"",
         "[\"cpu:*\"]",
     ],
-    ["[\"cuda:0\", \"cuda:1\"]", "\"cuda:0\"", "37: member.devices", "a list, found \"cuda:0\"", "[\"cpu:*\"]"],
+    ["[\"cuda:0\", \"cuda:1\"]", "\"cuda:0\"", "38: member.devices", "a list, found \"cuda:0\"", "[\"cpu:*\"]"],
     [
         "prefix_cache_mib = 1",
         "prefix_cache_mib = \"1\"",
-        "40: member.prefix_cache_mib",
+        "41: member.prefix_cache_mib",
         "a whole number of MiB up to 1048576, found \"1\"",
         "2048",
     ],
-    ["answer = 0.05", "answer = 0.0", "41: member.gates.answer", "a number above 0, found 0.0", "0.05"],
+    ["answer = 0.05", "answer = 0.0", "42: member.gates.answer", "a number above 0, found 0.0", "0.05"],
     [
         "{ logit = 0.3, answer = 0.05 }",
         "0.3",
-        "41: member.gates",
+        "42: member.gates",
         "a table, found 0.3",
         "{ logit = 0.3, answer = 0.05 }",
     ],
     [
         "drift_every_s = 60",
         "drift_every_s = 0",
-        "43: member.drift_every_s",
+        "44: member.drift_every_s",
         "a whole number of seconds from 1 to 1000000000, found 0",
         "300",
     ],
     [
         "on_drift = \"report\"",
         "on_drift = \"stop\"",
-        "44: member.on_drift",
+        "45: member.on_drift",
         "\"quarantine\" or \"report\", found \"stop\"",
         "\"quarantine\"",
     ],
     [
         "description = \"four\"",
         "description = \"a\\nb\"",
-        "46: member.description",
+        "47: member.description",
         "a text, found \"a\\nb\"",
         "\"Answers about support tickets\"",
     ],
     [
         "\"2026-10-01\"",
         "\"2026-02-30\"",
-        "47: member.release_date",
+        "48: member.release_date",
         "a date as YYYY-MM-DD in quotes, found \"2026-02-30\"",
         "\"2026-10-01\"",
     ],
     [
         "\"2026-10-01\"",
         "2026-10-01",
-        "47: member.release_date",
+        "48: member.release_date",
         "a date as YYYY-MM-DD in quotes, found a date or time",
         "\"2026-10-01\"",
     ],
-    ["name = \"vela-0.8b\"", "name = \" \"", "50: member.name", "a name, found \" \"", "\"vela-4b\""],
+    ["name = \"vela-0.8b\"", "name = \" \"", "51: member.name", "a name, found \" \"", "\"vela-4b\""],
 ];
 
 #[test]
@@ -402,7 +411,7 @@ fn what_is_required_is_asked_for() {
     broken(
         "devices = [\"cpu:0-3\"]",
         "devices = []",
-        &["52: member.devices: expected at least one device, found none; write for instance devices = [\"cpu:*\"]"],
+        &["53: member.devices: expected at least one device, found none; write for instance devices = [\"cpu:*\"]"],
     );
     refused(
         &format!("{LEAST}[[key]]\n"),
@@ -421,22 +430,22 @@ fn digests_are_checked_and_never_shown() {
     broken(
         &digest,
         "sha256 = \"my-secret\"",
-        &[&format!("16: key.sha256: expected 64 hex digits, found 9 characters; {advice}")],
+        &[&format!("17: key.sha256: expected 64 hex digits, found 9 characters; {advice}")],
     );
     broken(
         &digest,
         &digest.replace("aB", "ag"),
-        &[&format!("16: key.sha256: expected 64 hex digits, found 64 characters; {advice}")],
+        &[&format!("17: key.sha256: expected 64 hex digits, found 64 characters; {advice}")],
     );
-    broken(&digest, "sha256 = 5", &[&format!("16: key.sha256: expected 64 hex digits, found no text; {advice}")]);
+    broken(&digest, "sha256 = 5", &[&format!("17: key.sha256: expected 64 hex digits, found no text; {advice}")]);
     let anchor = "member.anchor: expected sha256: and 64 hex digits";
     let advice = "write for instance anchor = \"sha256:…\", as synod verify prints it";
     let given = format!("anchor = \"sha256:{DIGEST}\"");
-    broken(&given, &given.replace("sha256:", ""), &[&format!("35: {anchor}, found \"{DIGEST}\"; {advice}")]);
+    broken(&given, &given.replace("sha256:", ""), &[&format!("36: {anchor}, found \"{DIGEST}\"; {advice}")]);
     broken(
         &given,
         &given.replace("aB", "a"),
-        &[&format!("35: {anchor}, found \"sha256:{}\"; {advice}", &DIGEST[..63])],
+        &[&format!("36: {anchor}, found \"sha256:{}\"; {advice}", &DIGEST[..63])],
     );
 }
 
@@ -446,30 +455,30 @@ fn names_and_aliases_are_unique() {
     broken(
         "name = \"vela-0.8b\"",
         "name = \"vela-4b\"",
-        &[&format!("50: member.name: \"vela-4b\" is already a name or alias at line 33; {own}")],
+        &[&format!("51: member.name: \"vela-4b\" is already a name or alias at line 34; {own}")],
     );
     broken(
         "name = \"vela-0.8b\"",
         "name = \"jev-latest\"",
-        &[&format!("50: member.name: \"jev-latest\" is already a name or alias at line 39; {own}")],
+        &[&format!("51: member.name: \"jev-latest\" is already a name or alias at line 40; {own}")],
     );
     broken(
         "aliases = [\"jev-latest\"]",
         "aliases = [\"jev-latest\", \"jev-latest\"]",
-        &[&format!("39: member.aliases: \"jev-latest\" is already a name or alias at line 39; {own}")],
+        &[&format!("40: member.aliases: \"jev-latest\" is already a name or alias at line 40; {own}")],
     );
     broken(
         "aliases = [\"jev-latest\"]",
         "aliases = [\"jev-latest\", \"vela-4b\"]",
-        &[&format!("39: member.aliases: \"vela-4b\" is already a name or alias at line 33; {own}")],
+        &[&format!("40: member.aliases: \"vela-4b\" is already a name or alias at line 34; {own}")],
     );
     broken(
         "name = \"batch\"",
         "name = \"router\"",
-        &["24: key.name: \"router\" is already a key's name at line 17; give every key a name of its own"],
+        &["25: key.name: \"router\" is already a key's name at line 18; give every key a name of its own"],
     );
     // Hex digits in either case are the same key.
-    broken("0000ac\"", "0000Ab\"", &["23: key.sha256: the same key as at line 16; list every key once"]);
+    broken("0000ac\"", "0000Ab\"", &["24: key.sha256: the same key as at line 17; list every key once"]);
 }
 
 #[test]
@@ -483,12 +492,12 @@ fn models_are_served_ones() {
     broken(
         "models = [\"vela-4b\", \"jev-latest\"]",
         "models = [\"vela-4b\",\n\"vela\"]",
-        &[&format!("19: key.models: no member has the name or alias \"vela\"; {known}")],
+        &[&format!("20: key.models: no member has the name or alias \"vela\"; {known}")],
     );
     broken(
         "models = [\"vela-4b\", \"jev-latest\"]",
         "models = []",
-        &["18: key.models: a key that may ask no model; name one, or leave models out to allow all"],
+        &["19: key.models: a key that may ask no model; name one, or leave models out to allow all"],
     );
 }
 
@@ -498,13 +507,13 @@ fn a_member_uses_a_device_once() {
     broken(
         "\"cpu:0-3\"",
         "\"cpu:0\", \"cpu:*\"",
-        &[&format!("52: member.devices: cpu:* overlaps cpu:0 at line 52; {own}")],
+        &[&format!("53: member.devices: cpu:* overlaps cpu:0 at line 53; {own}")],
     );
     for (first, second) in [("cuda:0", "cuda:0"), ("cuda:0", "cuda:*"), ("cpu:0-3", "cpu:3-4")] {
         broken(
             "\"cuda:0\", \"cuda:1\"",
             &format!("\"{first}\", \"{second}\""),
-            &[&format!("37: member.devices: {second} overlaps {first} at line 37; {own}")],
+            &[&format!("38: member.devices: {second} overlaps {first} at line 38; {own}")],
         );
     }
 }
@@ -516,7 +525,7 @@ fn members_may_share_devices_but_hear_of_shared_cores() {
     let warnings: Vec<_> = warnings.iter().map(ToString::to_string).collect();
     assert_eq!(
         warnings,
-        ["etc/synod.toml:52: member.devices: cpu:0-3 overlaps cpu:3 at line 37; \
+        ["etc/synod.toml:53: member.devices: cpu:0-3 overlaps cpu:3 at line 38; \
           both members run, each slower while the other is busy"]
     );
 }
@@ -548,7 +557,7 @@ fn addresses_and_queues_must_agree_with_themselves() {
         "batch_tokens = 0x1000",
         "batch_tokens = 100_001",
         &[
-            "29: queue.batch_tokens: 100001 is above max_tokens, 100000; a batch holds no more than the queue: lower it or raise max_tokens",
+            "30: queue.batch_tokens: 100001 is above max_tokens, 100000; a batch holds no more than the queue: lower it or raise max_tokens",
         ],
     );
 }
@@ -561,8 +570,8 @@ fn paths_start_at_the_file_and_must_exist() {
     assert_eq!(
         error,
         format!(
-            "etc/synod.toml:34: member.path: nothing is at etc/bundle; {advice}\n\
-             etc/synod.toml:42: member.replay: nothing is at /cases; {advice}"
+            "etc/synod.toml:35: member.path: nothing is at etc/bundle; {advice}\n\
+             etc/synod.toml:43: member.replay: nothing is at /cases; {advice}"
         )
     );
     // The file system itself is asked unless a caller brings an answer.
@@ -587,7 +596,7 @@ fn every_problem_is_reported_at_once_in_order() {
     let lines: Vec<_> = error.lines().map(|line| line.split(": ").take(2).collect::<Vec<_>>().join(": ")).collect();
     assert_eq!(
         lines,
-        ["etc/synod.toml:4: server.workers", "etc/synod.toml:44: member.on_drift", "etc/synod.toml:52: member.devices"]
+        ["etc/synod.toml:4: server.workers", "etc/synod.toml:45: member.on_drift", "etc/synod.toml:53: member.devices"]
     );
 }
 

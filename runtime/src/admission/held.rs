@@ -16,7 +16,7 @@ pub struct HeldBytes {
 #[derive(Debug)]
 pub struct Held {
     total: Arc<HeldBytes>,
-    bytes: usize,
+    bytes: AtomicUsize,
 }
 
 impl HeldBytes {
@@ -27,7 +27,7 @@ impl HeldBytes {
 
     /// A share of nothing yet.
     pub fn share(self: &Arc<Self>) -> Held {
-        Held { total: Arc::clone(self), bytes: 0 }
+        Held { total: Arc::clone(self), bytes: AtomicUsize::new(0) }
     }
 
     /// Bytes held now.
@@ -41,12 +41,12 @@ impl Held {
     ///
     /// # Errors
     /// [`QueueFull::Bytes`] when they do not fit beside the others'.
-    pub fn add(&mut self, bytes: usize) -> Result<(), QueueFull> {
+    pub fn add(&self, bytes: usize) -> Result<(), QueueFull> {
         let max = self.total.max_bytes;
         let add = |held: usize| held.checked_add(bytes).filter(|sum| *sum <= max);
         let added = self.total.bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
         added.map_err(|_| QueueFull::Bytes)?;
-        self.bytes += bytes;
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
         Ok(())
     }
 
@@ -54,21 +54,20 @@ impl Held {
     ///
     /// # Errors
     /// As [`add`](Self::add).
-    pub fn grow_to(&mut self, bytes: usize) -> Result<(), QueueFull> {
-        self.add(bytes.saturating_sub(self.bytes))
+    pub fn grow_to(&self, bytes: usize) -> Result<(), QueueFull> {
+        self.add(bytes.saturating_sub(self.bytes.load(Ordering::Relaxed)))
     }
 
     /// Counts a response of `bytes` instead of the request that it answers. It is there already: it always fits.
-    pub fn becomes(&mut self, bytes: usize) {
+    pub fn becomes(&self, bytes: usize) {
         self.total.bytes.fetch_add(bytes, Ordering::Relaxed);
-        self.total.bytes.fetch_sub(self.bytes, Ordering::Relaxed);
-        self.bytes = bytes;
+        self.total.bytes.fetch_sub(self.bytes.swap(bytes, Ordering::Relaxed), Ordering::Relaxed);
     }
 }
 
 impl Drop for Held {
     fn drop(&mut self) {
-        self.total.bytes.fetch_sub(self.bytes, Ordering::Relaxed);
+        self.total.bytes.fetch_sub(*self.bytes.get_mut(), Ordering::Relaxed);
     }
 }
 
@@ -79,11 +78,11 @@ mod tests {
     #[test]
     fn held_bytes_are_bounded_together_and_given_back() {
         let total = HeldBytes::new(64);
-        let mut held = total.share();
+        let held = total.share();
         held.add(60).unwrap();
         held.grow_to(63).unwrap();
         held.grow_to(10).unwrap();
-        let mut other = total.share();
+        let other = total.share();
         other.add(1).unwrap();
         assert_eq!(other.add(1), Err(QueueFull::Bytes));
         assert_eq!(other.add(usize::MAX), Err(QueueFull::Bytes));

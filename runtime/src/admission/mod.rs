@@ -1,8 +1,10 @@
 //! Admission: reading, rendering, queueing and finishing, off the event loop.
 //!
 //! [`Admission::decide`] takes a body to its answer: a [`Ticket`] first (bounds live there, and nowhere else), then a
-//! reader's thread decompresses, reads, routes and renders; the least loaded executor computes; a finisher's thread
-//! turns logits into answers and writes them. Dropping the future withdraws the request wherever it is.
+//! reader's thread decompresses, reads, routes and renders; the least loaded executor computes, unless the same is
+//! under way already ([`flights`]); a finisher's thread turns logits into answers and writes them. Dropping the future
+//! withdraws the request wherever it is. Work that an executor lost is read and computed again, once: by another
+//! executor, or by the same one when it is back.
 //!
 //! Readers work in two lanes. Long bodies, and compressed ones, whose length nobody knows yet, have their own threads,
 //! so that however many of them come, short ones are read beside them.
@@ -12,6 +14,7 @@
 //! purpose: statuses and headers (`http` holds that table), token ids, devices.
 
 mod decompress;
+mod flights;
 mod held;
 mod permit;
 mod reader;
@@ -26,25 +29,32 @@ use std::time::{Duration, Instant};
 
 use actix::{Actor, Addr, SyncArbiter, SyncContext};
 use bytes::Bytes;
-use futures_util::future::{Either, select};
+use futures_util::future::{Either, select, try_join_all};
 use tokio::sync::watch;
 use tokio::time::timeout_at;
 
-use crate::executor::{Computed, Failure};
-use crate::family::{Plan, Rendered};
+use crate::executor::{Computed, Failure, Lane, Occupied, Work};
 use crate::metrics::{Metrics, Phase};
-use crate::supervisor::Roster;
+use crate::supervisor::{Member, Outlook, Roster};
 use crate::wire::json::JsonError;
 use crate::wire::request::{Limits, Strictness};
 use crate::wire::response::{Detail, Refusal};
 
 pub use decompress::Encoding;
+use flights::Flights;
 pub use held::{Held, HeldBytes};
-pub use permit::{Gate, Permit, QueueFull, Ticket};
-use reader::{Finish, Finisher, Prepared, Read, Reader};
+pub use permit::{Bounds, Gate, Permit, QueueFull, Ticket};
+use reader::{Finish, Finished, Finisher, Prepared, Read, Reader, Unread};
 
 /// The longest body, as it was sent, that is read beside the short ones.
 const SHORT_BODY_BYTES: usize = 64 << 10;
+
+/// How long work that runs outlives a client that has left: an SDK's first retry comes sooner.
+const RETRY_GRACE: Duration = Duration::from_secs(2);
+/// What a client is asked to wait while nothing is known better.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// The longest that a client is asked to wait.
+const LONGEST_WAIT: Duration = Duration::from_mins(1);
 
 /// The way of a request from its body to its answer.
 #[derive(Clone)]
@@ -53,26 +63,22 @@ pub struct Admission {
     long: Addr<Reader>,
     finishers: Addr<Finisher>,
     gate: Arc<Gate>,
+    flights: Arc<Flights>,
     /// Set when requests under way are given up.
     ended: Arc<watch::Sender<bool>>,
+    settings: watch::Receiver<Arc<Settings>>,
     roster: watch::Receiver<Arc<Roster>>,
     metrics: Arc<Metrics>,
-    request_timeout: Duration,
 }
 
-/// What admission is set up with.
+/// On which terms requests are taken. Another deployment may change them.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
-    /// Threads that read and render short requests, and that finish requests; long ones are read by one fewer.
-    pub threads: usize,
     /// The longest body, after decompression.
     pub max_body_bytes: usize,
     pub max_depth: usize,
     pub limits: Limits,
-    /// Requests between reading and answer.
-    pub max_requests: usize,
-    /// Tokens that these may compute together, and the most that one of them may.
-    pub max_tokens: usize,
+    pub bounds: Bounds,
     /// The longest that a request may take; its own `deadline_ms` can only be shorter.
     pub request_timeout: Duration,
 }
@@ -85,6 +91,8 @@ pub struct Call {
     pub strictness: Strictness,
     /// When its head had been read: deadlines count from here.
     pub received: Instant,
+    /// Whose queued work it waits with.
+    pub lane: Lane,
     /// The served names that the caller's key allows; all without a list.
     pub allowed: Option<Arc<[String]>>,
 }
@@ -95,7 +103,7 @@ pub struct Answered {
     /// The response's JSON.
     pub body: String,
     /// Its share of what is held, until it is written.
-    pub held: Held,
+    pub held: Arc<Held>,
     /// How long it spent in each phase, in the order of [`Phase::ALL`].
     pub phases: [Duration; Phase::ALL.len()],
 }
@@ -124,8 +132,8 @@ pub enum Refused {
     #[error("the key does not allow the model {model}")]
     ModelNotAllowed { model: String },
     /// Too much is under way.
-    #[error(transparent)]
-    QueueFull(#[from] QueueFull),
+    #[error("{full}")]
+    QueueFull { full: QueueFull, retry_after: Duration },
     /// The member has no ready executor.
     #[error("{model} has no ready executor; {state}")]
     NotReady { model: String, state: String },
@@ -139,6 +147,13 @@ pub enum Refused {
     Internal { reason: String },
 }
 
+/// Where nothing is known of how long it will be so.
+impl From<QueueFull> for Refused {
+    fn from(full: QueueFull) -> Self {
+        Refused::QueueFull { full, retry_after: PATIENCE }
+    }
+}
+
 impl From<Refusal> for Refused {
     fn from(refusal: Refusal) -> Self {
         match refusal {
@@ -150,21 +165,26 @@ impl From<Refusal> for Refused {
 }
 
 impl Admission {
-    /// Starts the readers' and finishers' threads.
-    pub fn start(settings: Settings, roster: watch::Receiver<Arc<Roster>>, metrics: Arc<Metrics>) -> Self {
-        let gate = Gate::new(settings.max_requests, settings.max_tokens, metrics.inflight.clone());
+    /// Starts the readers' and finishers' threads: `threads` that read short requests, and that finish requests; long
+    /// ones are read by one fewer.
+    pub fn start(
+        threads: usize,
+        settings: watch::Receiver<Arc<Settings>>,
+        roster: watch::Receiver<Arc<Roster>>,
+        metrics: Arc<Metrics>,
+    ) -> Self {
         let reader = |threads: usize| {
-            let (roster, metrics) = (roster.clone(), Arc::clone(&metrics));
-            start_threads("reader", threads, move || Reader::new(settings, roster.clone(), Arc::clone(&metrics)))
+            let (settings, roster) = (settings.clone(), roster.clone());
+            start_threads("reader", threads, move || Reader::new(settings.clone(), roster.clone()))
         };
-        let (short, long) = (reader(settings.threads), reader(settings.threads.saturating_sub(1).max(1)));
-        let finishers = start_threads("finisher", settings.threads, || Finisher);
-        let ended = Arc::new(watch::Sender::new(false));
-        let request_timeout = settings.request_timeout;
-        Admission { short, long, finishers, gate, ended, roster, metrics, request_timeout }
+        let (short, long) = (reader(threads), reader(threads.saturating_sub(1).max(1)));
+        let finishers = start_threads("finisher", threads, || Finisher);
+        let gate = Gate::new(metrics.inflight.clone());
+        let (flights, ended) = (Flights::new(RETRY_GRACE), Arc::new(watch::Sender::new(false)));
+        Admission { short, long, finishers, gate, flights, ended, settings, roster, metrics }
     }
 
-    /// The bounds of what is under way.
+    /// What is under way.
     pub fn gate(&self) -> &Arc<Gate> {
         &self.gate
     }
@@ -187,46 +207,141 @@ impl Admission {
     }
 
     async fn answer(&self, call: Call, held: Held) -> Result<Answered, Refused> {
-        let ticket = Ticket { permit: self.enter()?, held };
-        let limit = call.received + self.request_timeout;
-        let is_short = call.encoding == Encoding::Identity && call.body.len() <= SHORT_BODY_BYTES;
-        let lane = if is_short { &self.short } else { &self.long };
-        let Prepared { model, rendered: Rendered { plan, pending }, ticket, deadline, parse, render } =
-            within(limit, lane.send(Read { call, ticket, limit })).await?.map_err(|_| stopped())??;
-        let Computed { logits, ticket, queue, forward } =
-            within(deadline, self.compute(&model, plan, ticket, deadline)).await??;
-        let finish = Finish { model, pending, logits, ticket };
-        let finished = within(deadline, self.finishers.send(finish)).await?.map_err(|_| stopped())??;
-        let phases = [parse, render, queue, forward, finished.time];
+        let settings = Arc::clone(&self.settings.borrow());
+        let ticket = Ticket { permit: Arc::new(self.enter(&settings)?), held: Arc::new(held) };
+        let limit = call.received + settings.request_timeout;
+        let mut attempt = Attempt::First;
+        let (prepared, computed) = loop {
+            let prepared = self.prepare(&call, &ticket, limit, attempt).await?;
+            if attempt == Attempt::First {
+                prepared.kinds.iter().for_each(|kind| self.metrics.question(kind));
+            }
+            match within(prepared.deadline, self.compute(&prepared, &call, &ticket, attempt)).await? {
+                Ok(computed) => break (prepared, computed),
+                Err(failure) => attempt = attempt.after(failure, &prepared)?,
+            }
+        };
+        let Prepared { model, parts, deadline, parse, render, .. } = prepared;
+        let longest = |time: fn(&Computed) -> Duration| computed.iter().map(|it| time(it)).max().unwrap_or_default();
+        let (queue, forward) = (longest(|it| it.queue), longest(|it| it.forward));
+        let finish = Finish { model, parts, computed, ticket };
+        let Finished { body, held, time } =
+            within(deadline, self.finishers.send(finish)).await?.map_err(|_| stopped())??;
+        let phases = [parse, render, queue, forward, time];
         for (phase, time) in Phase::ALL.into_iter().zip(phases) {
             self.metrics.phase(phase, time);
         }
-        Ok(Answered { body: finished.body, held: finished.held, phases })
+        Ok(Answered { body, held, phases })
     }
 
     /// A place for a request. While a drain waits for every place, there is none: that is no full queue.
-    fn enter(&self) -> Result<Permit, Refused> {
+    fn enter(&self, settings: &Settings) -> Result<Permit, Refused> {
         let is_draining = || self.roster.borrow().draining;
         if is_draining() {
             return Err(Refused::Draining);
         }
-        self.gate.enter().map_err(|full| if is_draining() { Refused::Draining } else { full.into() })
+        self.gate.enter(settings.bounds).map_err(|full| if is_draining() { Refused::Draining } else { self.full(full) })
     }
 
-    /// Has the least loaded ready executor of `model` compute `plan`.
-    async fn compute(&self, model: &str, plan: Plan, ticket: Ticket, deadline: Instant) -> Result<Computed, Refused> {
-        if plan.trees.is_empty() {
-            return Ok(Computed { logits: Vec::new(), ticket, queue: Duration::ZERO, forward: Duration::ZERO });
-        }
-        let roster = Arc::clone(&self.roster.borrow());
-        let member = roster.member(model).ok_or_else(stopped)?;
-        let replica = member.least_loaded().ok_or_else(|| not_ready(member))?;
-        replica.handle.submit(plan, ticket, deadline).await.map_err(|failure| match failure {
-            Failure::Inference { reason } => Refused::Internal { reason },
-            Failure::Deadline => Refused::Deadline,
-            Failure::Down => not_ready(member),
-        })
+    /// A refusal that says when to come again: when what is under way now will be done.
+    pub fn full(&self, full: QueueFull) -> Refused {
+        let roster = self.roster.borrow().clone();
+        Refused::QueueFull { full, retry_after: retry_after(roster.members.iter().filter_map(Member::backlog).max()) }
     }
+
+    /// Reads and renders, and waits for the member where there is something to wait for.
+    async fn prepare(
+        &self,
+        call: &Call,
+        ticket: &Ticket,
+        limit: Instant,
+        attempt: Attempt,
+    ) -> Result<Prepared, Refused> {
+        let is_short = call.encoding == Encoding::Identity && call.body.len() <= SHORT_BODY_BYTES;
+        let lane = if is_short { &self.short } else { &self.long };
+        let mut roster = self.roster.clone();
+        loop {
+            roster.mark_unchanged();
+            let read = Read { call: call.clone(), ticket: ticket.clone(), limit };
+            match within(limit, lane.send(read)).await?.map_err(|_| stopped())? {
+                Ok(prepared) => return Ok(prepared),
+                Err(Unread::Absent { outlook, deadline, .. }) if attempt.waits_for(outlook) => {
+                    within(deadline, roster.changed()).await?.map_err(|_| stopped())?;
+                }
+                Err(Unread::Absent { refused, .. } | Unread::Refused(refused)) => return Err(refused),
+                Err(Unread::Full(full)) => return Err(self.full(full)),
+            }
+        }
+    }
+
+    /// Has each part's plan computed, all at once, each by the executor that is least loaded then.
+    async fn compute(
+        &self,
+        prepared: &Prepared,
+        call: &Call,
+        ticket: &Ticket,
+        attempt: Attempt,
+    ) -> Result<Vec<Arc<Computed>>, Failure> {
+        let occupied: Occupied = Arc::new(ticket.clone());
+        let plans = prepared.parts.plans().map(async |plan| {
+            if plan.trees.is_empty() {
+                return Ok(Arc::default());
+            }
+            let work = Work {
+                plan: Arc::clone(plan),
+                lane: call.lane,
+                received: call.received,
+                deadline: prepared.deadline,
+                occupied: Arc::clone(&occupied),
+                is_suspect: attempt == Attempt::Suspect,
+            };
+            let replica = prepared.member.least_loaded_of(&prepared.face);
+            let replica = replica.ok_or(Failure::Lost { is_suspect: false })?;
+            self.flights.board(&prepared.face, work, &replica.handle).await
+        });
+        try_join_all(plans).await
+    }
+}
+
+/// Which attempt at a request it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Attempt {
+    First,
+    /// An executor went down and left the work undone.
+    Second,
+    /// An executor went down over the work.
+    Suspect,
+}
+
+impl Attempt {
+    /// Whether to wait for a member that is not there. Lost work waits for an executor that is being built again; new
+    /// work is told so.
+    fn waits_for(self, outlook: Outlook) -> bool {
+        match outlook {
+            Outlook::Replaced => true,
+            Outlook::Returning => self != Attempt::First,
+            Outlook::Down => false,
+        }
+    }
+
+    /// What follows a failure.
+    fn after(self, failure: Failure, prepared: &Prepared) -> Result<Self, Refused> {
+        match (failure, self) {
+            (Failure::Deadline, _) => Err(Refused::Deadline),
+            (Failure::Inference { reason }, _) => Err(Refused::Internal { reason }),
+            (Failure::Lost { is_suspect: false }, Attempt::First) => Ok(Attempt::Second),
+            (Failure::Lost { is_suspect: true }, Attempt::First) => Ok(Attempt::Suspect),
+            (Failure::Lost { is_suspect: true }, Attempt::Suspect) => {
+                Err(Refused::Internal { reason: "the forward panicked on this request alone".into() })
+            }
+            (Failure::Lost { .. }, _) => Err(not_ready(&prepared.member)),
+        }
+    }
+}
+
+/// When to come again, if what is under way takes as long as `backlog`.
+fn retry_after(backlog: Option<Duration>) -> Duration {
+    backlog.unwrap_or(PATIENCE).clamp(PATIENCE, LONGEST_WAIT)
 }
 
 /// Starts actors that share one queue, each on a thread of its own.
@@ -247,7 +362,7 @@ fn stopped() -> Refused {
     Refused::Internal { reason: "an actor stopped before it answered".into() }
 }
 
-fn not_ready(member: &crate::supervisor::Member) -> Refused {
+fn not_ready(member: &Member) -> Refused {
     let mut states: Vec<&str> = member.replicas.iter().map(|replica| replica.state.name()).collect();
     states.dedup();
     Refused::NotReady { model: member.listing.name.clone(), state: states.join(", ") }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use prometheus::IntGauge;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::Notify;
 
 use super::Held;
 
@@ -19,57 +19,74 @@ pub enum QueueFull {
     Bytes,
 }
 
+/// How much may be under way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bounds {
+    /// Requests between reading and answer.
+    pub max_requests: usize,
+    /// Tokens that these may compute together, and the most that one of them may.
+    pub max_tokens: usize,
+}
+
 /// Counts the requests between reading and answer, and the tokens that they compute.
 #[derive(Debug)]
 pub struct Gate {
-    requests: Arc<Semaphore>,
-    max_requests: u32,
+    requests: AtomicUsize,
     tokens: AtomicUsize,
-    max_tokens: usize,
     inflight: IntGauge,
+    /// Told when the last request ends.
+    emptied: Notify,
 }
 
 /// What one request occupies: its place among the requests, its tokens, its bytes.
 ///
-/// It is owned by whatever works for the request at the moment (a message to a reader, a job, a response being
-/// written), not by whoever waits for that: a client that leaves gives nothing back before its work is gone.
-#[derive(Debug)]
+/// Whatever works for the request at the moment (a message to a reader, a job, a response being written) has a share
+/// of it: a client that leaves gives nothing back before its work is gone.
+#[derive(Clone, Debug)]
 pub struct Ticket {
     // Dropped first: where the gate is idle, nothing is held.
-    pub held: Held,
-    pub permit: Permit,
+    pub held: Arc<Held>,
+    pub permit: Arc<Permit>,
 }
 
 /// One request's place. Dropping it gives the place and its tokens back.
 #[derive(Debug)]
 pub struct Permit {
     gate: Arc<Gate>,
-    tokens: usize,
-    _place: OwnedSemaphorePermit,
+    tokens: AtomicUsize,
 }
 
 impl Gate {
-    /// A gate for `max_requests` requests (at most `u32::MAX`) of `max_tokens` tokens together.
-    pub fn new(max_requests: usize, max_tokens: usize, inflight: IntGauge) -> Arc<Self> {
-        let max_requests = u32::try_from(max_requests.min(Semaphore::MAX_PERMITS)).unwrap_or(u32::MAX);
-        let requests = Arc::new(Semaphore::new(max_requests as usize));
-        Arc::new(Gate { requests, max_requests, tokens: AtomicUsize::new(0), max_tokens, inflight })
+    /// A gate that nobody has passed.
+    pub fn new(inflight: IntGauge) -> Arc<Self> {
+        let (requests, tokens) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        Arc::new(Gate { requests, tokens, inflight, emptied: Notify::new() })
     }
 
     /// Takes a place for a request.
     ///
     /// # Errors
     /// [`QueueFull::Requests`] when there is none.
-    pub fn enter(self: &Arc<Self>) -> Result<Permit, QueueFull> {
-        let place = Arc::clone(&self.requests).try_acquire_owned().map_err(|_| QueueFull::Requests)?;
+    pub fn enter(self: &Arc<Self>, bounds: Bounds) -> Result<Permit, QueueFull> {
+        add(&self.requests, 1, bounds.max_requests).ok_or(QueueFull::Requests)?;
         self.inflight.inc();
-        Ok(Permit { gate: Arc::clone(self), tokens: 0, _place: place })
+        Ok(Permit { gate: Arc::clone(self), tokens: AtomicUsize::new(0) })
     }
 
     /// Waits until no request is under way. New ones must be refused meanwhile, or it may wait for ever.
     pub async fn idle(&self) {
-        // The semaphore is never closed, so acquiring every place ends only when every place is free.
-        let _ = self.requests.acquire_many(self.max_requests).await;
+        loop {
+            let emptied = self.emptied.notified();
+            if self.requests.load(Ordering::SeqCst) == 0 {
+                return;
+            }
+            emptied.await;
+        }
+    }
+
+    /// Requests under way.
+    pub fn requests(&self) -> usize {
+        self.requests.load(Ordering::Relaxed)
     }
 
     /// Tokens of the requests under way.
@@ -79,59 +96,95 @@ impl Gate {
 }
 
 impl Permit {
-    /// Counts the tokens that the request computes, now that they are known.
+    /// Counts the tokens that the request computes, now that they are known; again, if it was read again.
     ///
     /// # Errors
     /// [`QueueFull::Tokens`] when they do not fit beside the others'.
-    pub fn charge(&mut self, tokens: usize) -> Result<(), QueueFull> {
-        let max = self.gate.max_tokens;
-        let add = |current: usize| current.checked_add(tokens).filter(|sum| *sum <= max);
-        let added = self.gate.tokens.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
-        added.map_err(|_| QueueFull::Tokens)?;
-        self.tokens += tokens;
+    pub fn charge(&self, tokens: usize, bounds: Bounds) -> Result<(), QueueFull> {
+        let more = tokens.saturating_sub(self.tokens.load(Ordering::Relaxed));
+        add(&self.gate.tokens, more, bounds.max_tokens).ok_or(QueueFull::Tokens)?;
+        self.tokens.fetch_add(more, Ordering::Relaxed);
         Ok(())
     }
 }
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        self.gate.tokens.fetch_sub(self.tokens, Ordering::Relaxed);
+        self.gate.tokens.fetch_sub(*self.tokens.get_mut(), Ordering::Relaxed);
         self.gate.inflight.dec();
+        if self.gate.requests.fetch_sub(1, Ordering::SeqCst) == 1 {
+            self.gate.emptied.notify_waiters();
+        }
     }
+}
+
+/// Adds `more` to a count that may reach `max`.
+fn add(count: &AtomicUsize, more: usize, max: usize) -> Option<usize> {
+    let add = |count: usize| count.checked_add(more).filter(|sum| *sum <= max);
+    count.fetch_update(Ordering::SeqCst, Ordering::SeqCst, add).ok()
 }
 
 #[cfg(test)]
 mod tests {
+    use std::future::Future;
+    use std::pin::pin;
+    use std::task::{Context, Poll, Waker};
+
     use super::*;
 
-    fn gate(max_requests: usize, max_tokens: usize) -> Arc<Gate> {
-        Gate::new(max_requests, max_tokens, IntGauge::new("inflight", "test").unwrap())
+    const BOUNDS: Bounds = Bounds { max_requests: 2, max_tokens: 10 };
+
+    fn gate() -> Arc<Gate> {
+        Gate::new(IntGauge::new("inflight", "test").unwrap())
     }
 
     #[test]
     fn places_are_given_back() {
-        let gate = gate(2, 10);
-        let first = gate.enter().unwrap();
-        let second = gate.enter().unwrap();
-        assert_eq!(gate.enter().err(), Some(QueueFull::Requests));
+        let gate = gate();
+        let first = gate.enter(BOUNDS).unwrap();
+        let second = gate.enter(BOUNDS).unwrap();
+        assert_eq!(gate.enter(BOUNDS).err(), Some(QueueFull::Requests));
         assert_eq!(gate.inflight.get(), 2);
         drop(first);
-        drop(gate.enter().unwrap());
+        drop(gate.enter(BOUNDS).unwrap());
         drop(second);
-        assert_eq!(gate.inflight.get(), 0);
+        assert_eq!((gate.inflight.get(), gate.requests()), (0, 0));
     }
 
     #[test]
     fn tokens_are_bounded_together_and_given_back() {
-        let gate = gate(9, 10);
-        let mut first = gate.enter().unwrap();
-        first.charge(7).unwrap();
-        let mut second = gate.enter().unwrap();
-        assert_eq!(second.charge(4), Err(QueueFull::Tokens));
-        second.charge(3).unwrap();
+        let gate = gate();
+        let first = gate.enter(BOUNDS).unwrap();
+        first.charge(7, BOUNDS).unwrap();
+        first.charge(7, BOUNDS).unwrap();
+        let second = gate.enter(BOUNDS).unwrap();
+        assert_eq!(second.charge(4, BOUNDS), Err(QueueFull::Tokens));
+        second.charge(3, BOUNDS).unwrap();
         assert_eq!(gate.tokens(), 10);
         drop(first);
         drop(second);
         assert_eq!(gate.tokens(), 0);
+    }
+
+    /// Lower bounds refuse more; they take nothing from those who are in.
+    #[test]
+    fn bounds_may_change_under_way() {
+        let gate = gate();
+        let (_first, second) = (gate.enter(BOUNDS).unwrap(), gate.enter(BOUNDS).unwrap());
+        let lower = Bounds { max_requests: 1, max_tokens: 1 };
+        drop(second);
+        assert_eq!(gate.enter(lower).err(), Some(QueueFull::Requests));
+        assert!(gate.enter(BOUNDS).is_ok());
+    }
+
+    #[test]
+    fn idle_is_when_the_last_one_left() {
+        let gate = gate();
+        let place = gate.enter(BOUNDS).unwrap();
+        let mut idle = pin!(gate.idle());
+        let mut context = Context::from_waker(Waker::noop());
+        assert!(idle.as_mut().poll(&mut context).is_pending());
+        drop(place);
+        assert_eq!(idle.as_mut().poll(&mut context), Poll::Ready(()));
     }
 }

@@ -10,19 +10,18 @@ use std::time::{Duration, Instant};
 use actix::{Actor, Handler, Message, SyncContext};
 use tokio::sync::watch;
 
-use super::{Call, Held, Permit, Refused, Settings, Ticket, not_ready};
-use crate::family::{Logits, Pending, Rendered};
-use crate::metrics::Metrics;
-use crate::supervisor::{Member, Roster};
-use crate::wire::json;
-use crate::wire::request::Request;
-use crate::wire::response::{Detail, Loc, Refusal, write_decision};
+use super::{Call, Held, QueueFull, Refused, Settings, Ticket, not_ready};
+use crate::executor::{Computed, Face};
+use crate::family::{Family, Pending, Plan, Rendered};
+use crate::supervisor::{Member, Outlook, Roster};
+use crate::wire::json::{self, Value};
+use crate::wire::request::{Question, Request, States, Strictness};
+use crate::wire::response::{Detail, Loc, Refusal, StateError, write_decision, write_decisions};
 
 /// Reads requests. Holds nothing of one between two messages.
 pub(super) struct Reader {
-    settings: Settings,
+    settings: watch::Receiver<Arc<Settings>>,
     roster: watch::Receiver<Arc<Roster>>,
-    metrics: Arc<Metrics>,
 }
 
 /// Finishes requests. Apart from the readers, so that no answer waits for anybody's body to be read.
@@ -30,7 +29,7 @@ pub(super) struct Finisher;
 
 /// Asks for a request's plan.
 #[derive(Message)]
-#[rtype(result = "Result<Prepared, Refused>")]
+#[rtype(result = "Result<Prepared, Unread>")]
 pub(super) struct Read {
     pub(super) call: Call,
     pub(super) ticket: Ticket,
@@ -38,15 +37,69 @@ pub(super) struct Read {
     pub(super) limit: Instant,
 }
 
+/// Why a request was not read to its plan.
+#[derive(Debug)]
+pub(super) enum Unread {
+    Refused(Refused),
+    /// It does not fit beside the others.
+    Full(QueueFull),
+    /// Its member has no ready executor now.
+    Absent {
+        outlook: Outlook,
+        deadline: Instant,
+        refused: Refused,
+    },
+}
+
+impl<T: Into<Refused>> From<T> for Unread {
+    fn from(refused: T) -> Self {
+        Unread::Refused(refused.into())
+    }
+}
+
 /// A request that is ready to be computed.
 pub(super) struct Prepared {
     /// The served name of the member that answers.
     pub(super) model: String,
-    pub(super) rendered: Rendered,
-    pub(super) ticket: Ticket,
+    /// As it was when the request was read: its executors live as long as this does.
+    pub(super) member: Member,
+    /// What read the request: only an executor that has the same may compute it.
+    pub(super) face: Arc<Face>,
+    pub(super) parts: Parts,
+    /// The type of every question.
+    pub(super) kinds: Vec<&'static str>,
     pub(super) deadline: Instant,
     pub(super) parse: Duration,
     pub(super) render: Duration,
+}
+
+/// What a request asks for: one state, or several by name.
+pub(super) enum Parts {
+    One(Part),
+    Several(Vec<(String, Result<Part, StateError>)>),
+}
+
+/// A state's plan, and what its answers are made with.
+pub(super) struct Part {
+    plan: Arc<Plan>,
+    pending: Box<dyn Pending>,
+}
+
+impl Parts {
+    /// The plans of the states that were read, in order.
+    pub(super) fn plans(&self) -> impl Iterator<Item = &Arc<Plan>> {
+        let (one, several) = match self {
+            Parts::One(part) => (Some(part), [].as_slice()),
+            Parts::Several(parts) => (None, parts.as_slice()),
+        };
+        one.into_iter().chain(several.iter().filter_map(|(_, part)| part.as_ref().ok())).map(|part| &part.plan)
+    }
+}
+
+impl From<Rendered> for Part {
+    fn from(Rendered { plan, pending }: Rendered) -> Self {
+        Part { plan: Arc::new(plan), pending }
+    }
 }
 
 /// Asks for a computed request's response.
@@ -54,8 +107,9 @@ pub(super) struct Prepared {
 #[rtype(result = "Result<Finished, Refused>")]
 pub(super) struct Finish {
     pub(super) model: String,
-    pub(super) pending: Box<dyn Pending>,
-    pub(super) logits: Vec<Vec<Logits>>,
+    pub(super) parts: Parts,
+    /// In the order of the parts' plans.
+    pub(super) computed: Vec<Arc<Computed>>,
     pub(super) ticket: Ticket,
 }
 
@@ -63,43 +117,90 @@ pub(super) struct Finish {
 pub(super) struct Finished {
     pub(super) body: String,
     /// The response's bytes; the request has left its place already.
-    pub(super) held: Held,
+    pub(super) held: Arc<Held>,
     pub(super) time: Duration,
 }
 
-impl Reader {
-    pub(super) fn new(settings: Settings, roster: watch::Receiver<Arc<Roster>>, metrics: Arc<Metrics>) -> Self {
-        Reader { settings, roster, metrics }
+/// A body's contents.
+enum Asked {
+    One(Request),
+    Several(States),
+}
+
+impl Asked {
+    fn model(&self) -> Option<&str> {
+        match self {
+            Asked::One(request) => request.model.as_deref(),
+            Asked::Several(states) => states.model.as_deref(),
+        }
     }
 
-    fn read(&self, Read { call, mut ticket, limit }: Read) -> Result<Prepared, Refused> {
+    fn deadline_ms(&self) -> Option<u64> {
+        match self {
+            Asked::One(request) => request.deadline_ms,
+            Asked::Several(states) => states.deadline_ms,
+        }
+    }
+
+    fn questions(&self) -> Box<dyn Iterator<Item = &Question> + '_> {
+        match self {
+            Asked::One(request) => Box::new(request.questions.iter().map(|(_, question)| question)),
+            Asked::Several(states) => {
+                let questions = states.states.iter().flat_map(|(_, state)| &state.questions);
+                Box::new(questions.map(|(_, question)| question))
+            }
+        }
+    }
+}
+
+impl Reader {
+    pub(super) fn new(settings: watch::Receiver<Arc<Settings>>, roster: watch::Receiver<Arc<Roster>>) -> Self {
+        Reader { settings, roster }
+    }
+
+    fn read(&self, Read { call, ticket, limit }: Read) -> Result<Prepared, Unread> {
         let started = Instant::now();
-        let body = call.encoding.decode(&call.body, self.settings.max_body_bytes)?;
-        ticket.held.grow_to(body.len())?;
-        let value = json::parse_with_depth(&body, self.settings.max_depth)?;
-        let request = Request::read(value, &self.settings.limits)
-            .map_err(|problem| Refused::Invalid(problem.into_details(|request| self.refusal(request, &call))))?;
+        let settings = Arc::clone(&self.settings.borrow());
+        let body = call.encoding.decode(&call.body, settings.max_body_bytes)?;
+        ticket.held.grow_to(body.len()).map_err(Unread::Full)?;
+        let asked = self.read_body(json::parse_with_depth(&body, settings.max_depth)?, &call, &settings)?;
         let parsed = Instant::now();
-        let deadline = deadline(call.received, limit, request.deadline_ms);
+        let deadline = deadline(call.received, limit, asked.deadline_ms());
         if parsed >= deadline {
-            return Err(Refused::Deadline);
+            return Err(Refused::Deadline.into());
         }
         let roster = Arc::clone(&self.roster.borrow());
-        let member = route(&roster, request.model.as_deref(), call.allowed.as_deref())?;
-        let face = member.face.as_ref().filter(|_| member.is_ready()).ok_or_else(|| not_ready(member))?;
-        let rendered = face.family.render(&request.state, &request.questions, call.strictness)?;
-        self.charge(&mut ticket.permit, rendered.plan.tokens())?;
-        for (_, question) in &request.questions {
-            self.metrics.question(face.family.question_kind(question).unwrap_or("other"));
-        }
+        let member = route(&roster, asked.model(), call.allowed.as_deref())?;
+        let face = member.least_loaded().and_then(|replica| replica.face.as_ref());
+        let face = Arc::clone(face.ok_or_else(|| Unread::Absent {
+            outlook: member.outlook(),
+            deadline,
+            refused: not_ready(member),
+        })?);
+        let parts = render(&*face.family, &asked, call.strictness)?;
+        let tokens = parts.plans().fold(0usize, |sum, plan| sum.saturating_add(plan.tokens()));
+        charge(&ticket, tokens, &settings)?;
+        let kinds = asked.questions().map(|question| face.family.question_kind(question).unwrap_or("other")).collect();
         Ok(Prepared {
             model: member.listing.name.clone(),
-            rendered,
-            ticket,
+            member: member.clone(),
+            face,
+            parts,
+            kinds,
             deadline,
             parse: parsed - started,
             render: parsed.elapsed(),
         })
+    }
+
+    fn read_body(&self, body: Value, call: &Call, settings: &Settings) -> Result<Asked, Refused> {
+        if call.strictness == Strictness::PerQuestion && States::are_in(&body) {
+            let states = States::read(body, &settings.limits);
+            return states.map(Asked::Several).map_err(|problem| Refused::Invalid(problem.into_details(|_| None)));
+        }
+        Request::read(body, &settings.limits)
+            .map(Asked::One)
+            .map_err(|problem| Refused::Invalid(problem.into_details(|request| self.refusal(request, call))))
     }
 
     /// What the member that a malformed request is for has against its questions. Of one that is not to be reached, or
@@ -107,28 +208,57 @@ impl Reader {
     fn refusal(&self, request: &Request, call: &Call) -> Option<Refusal> {
         let roster = Arc::clone(&self.roster.borrow());
         let member = route(&roster, request.model.as_deref(), call.allowed.as_deref()).ok()?;
-        let face = member.face.as_ref().filter(|_| member.is_ready())?;
+        let face = member.face().filter(|_| member.is_ready())?;
         face.family.render(&request.state, &request.questions, call.strictness).err()
-    }
-
-    /// Counts what a request will compute. What could never fit is told so, and not to try again.
-    fn charge(&self, permit: &mut Permit, tokens: usize) -> Result<(), Refused> {
-        let max = self.settings.max_tokens;
-        if tokens > max {
-            let message = format!("the request is {tokens} tokens of work; at most {max} are taken here: ask for less");
-            return Err(Refused::TooLong { message });
-        }
-        Ok(permit.charge(tokens)?)
     }
 }
 
+/// Renders every state. One of several that is invalid is left out, and stands with its error in the response.
+fn render(family: &dyn Family, asked: &Asked, strictness: Strictness) -> Result<Parts, Refusal> {
+    match asked {
+        Asked::One(request) => Ok(Parts::One(family.render(&request.state, &request.questions, strictness)?.into())),
+        Asked::Several(states) => {
+            let parts = states.states.iter().map(|(name, state)| {
+                let rendered = family.render(&state.state, &state.questions, strictness);
+                (name.clone(), rendered.map(Part::from).map_err(StateError::from))
+            });
+            Ok(Parts::Several(parts.collect()))
+        }
+    }
+}
+
+/// Counts what a request will compute. What could never fit is told so, and not to try again.
+fn charge(ticket: &Ticket, tokens: usize, settings: &Settings) -> Result<(), Unread> {
+    let max = settings.bounds.max_tokens;
+    if tokens > max {
+        let message = format!("the request is {tokens} tokens of work; at most {max} are taken here: ask for less");
+        return Err(Refused::TooLong { message }.into());
+    }
+    ticket.permit.charge(tokens, settings.bounds).map_err(Unread::Full)
+}
+
 impl Finisher {
-    fn finish(Finish { model, pending, logits, mut ticket }: Finish) -> Result<Finished, Refused> {
+    fn finish(Finish { model, parts, computed, ticket }: Finish) -> Result<Finished, Refused> {
         let started = Instant::now();
-        let decision = pending.finish(&logits)?;
-        let body = write_decision(&model, &decision);
-        ticket.held.becomes(body.len());
-        Ok(Finished { body, held: ticket.held, time: started.elapsed() })
+        let mut computed = computed.into_iter();
+        let mut finish = |part: Part| {
+            let computed = computed.next().ok_or_else(super::stopped)?;
+            part.pending.finish(&computed.logits).map_err(Refused::from)
+        };
+        let body = match parts {
+            Parts::One(part) => write_decision(&model, &finish(part)?),
+            Parts::Several(parts) => {
+                let finish = |(name, part): (String, Result<Part, StateError>)| {
+                    Ok((name, part.map(&mut finish).map_or_else(|error| Ok(Err(error)), |done| done.map(Ok))?))
+                };
+                let states = parts.into_iter().map(finish).collect::<Result<Vec<_>, Refused>>()?;
+                write_decisions(&model, &states)
+            }
+        };
+        let Ticket { held, permit } = ticket;
+        held.becomes(body.len());
+        drop(permit);
+        Ok(Finished { body, held, time: started.elapsed() })
     }
 }
 
@@ -137,7 +267,7 @@ impl Actor for Reader {
 }
 
 impl Handler<Read> for Reader {
-    type Result = Result<Prepared, Refused>;
+    type Result = Result<Prepared, Unread>;
 
     fn handle(&mut self, read: Read, _: &mut Self::Context) -> Self::Result {
         contained(|| self.read(read))
@@ -158,9 +288,9 @@ impl Handler<Finish> for Finisher {
 
 /// A panic must not cost an actor its thread, which `SyncArbiter` would not replace. Neither actor holds state that it
 /// could leave half changed. The payload may hold text of the request and is dropped unread.
-fn contained<T>(work: impl FnOnce() -> Result<T, Refused>) -> Result<T, Refused> {
-    catch_unwind(AssertUnwindSafe(work))
-        .unwrap_or_else(|_| Err(Refused::Internal { reason: "reading or finishing panicked".into() }))
+fn contained<T, E: From<Refused>>(work: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
+    let panicked = |_| Err(Refused::Internal { reason: "reading or finishing panicked".into() }.into());
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(panicked)
 }
 
 /// A request's own deadline can only be earlier than the server's `limit`.

@@ -2,9 +2,11 @@
 //!
 //! What is started, in this order: the supervisor and its executors (which load in the background), admission, the
 //! metrics' reporter, the sockets. What ends them: SIGTERM or SIGINT. New work is refused then, what is under way is
-//! finished within `drain_s`, and the process ends well. A second signal ends it at once.
+//! finished within `drain_s`, and the process ends well. A second signal ends it at once. SIGHUP has the deployment
+//! file read again ([`reload`]).
 
 mod log;
+mod reload;
 
 use std::io::{Write, stdout};
 use std::net::SocketAddr;
@@ -21,17 +23,20 @@ use clap::ArgGroup;
 use futures_util::future::{Either, select};
 use synod_config::Deployment;
 use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::watch;
 
 use super::progress::Bar;
 use super::without_effect;
-use crate::admission::{self, Admission};
-use crate::http::{Bodies, Keys, Listening, ROUTES, Service, Surface, listen};
+use crate::admission::{self, Admission, Bounds};
+use crate::executor::Batching;
+use crate::http::{Bodies, Keys, Listening, ROUTES, Service, Surface, Terms, listen};
 use crate::member::Progress;
 use crate::member::demo::Demo;
 use crate::metrics::{Metrics, Reporter};
 use crate::supervisor::{self, Drain, Policy, Seating, Supervisor};
 use crate::wire::request::Limits;
 use log::LogFormat;
+use reload::{Reloader, Running};
 
 /// Serve a deployment, or a demonstration, over HTTP.
 ///
@@ -69,16 +74,23 @@ impl Serve {
         if demo.is_some() {
             say("This is a demonstration: the member has random weights, and its answers mean nothing.");
         }
-        actix::System::new().block_on(serve(deployment))
+        actix::System::new().block_on(serve(deployment, self.config))
     }
 }
 
 fn load(file: &Path) -> Result<Deployment> {
-    let (deployment, warnings) = Deployment::load(file)?;
-    for warning in warnings.iter().map(ToString::to_string).chain(without_effect(&deployment, file)) {
+    let (deployment, warnings) = read(file)?;
+    for warning in warnings {
         tracing::warn!("{warning}");
     }
     Ok(deployment)
+}
+
+/// A deployment, and what is to be said of it.
+fn read(file: &Path) -> Result<(Deployment, Vec<String>)> {
+    let (deployment, warnings) = Deployment::load(file)?;
+    let warnings = warnings.iter().map(ToString::to_string).chain(without_effect(&deployment, file)).collect();
+    Ok((deployment, warnings))
 }
 
 /// The demo member under the name `demo`, and under the one that an unconfigured SDK asks for.
@@ -111,20 +123,32 @@ fn check_access(deployment: &Deployment, is_demo: bool) -> Result<()> {
 }
 
 /// Starts everything, serves until told to stop, and drains.
-async fn serve(deployment: Deployment) -> Result<()> {
+async fn serve(deployment: Deployment, file: Option<PathBuf>) -> Result<()> {
     let mut stop = Stop::listen()?;
+    let hangup = signal(SignalKind::hangup()).context("signals cannot be listened to")?;
     let metrics = Arc::new(Metrics::new());
     let seats = supervisor::seats(&deployment.members, seating(&deployment))?;
+    if let Some(host_bytes) = supervisor::available_host_bytes() {
+        supervisor::check_host(&seats, host_bytes)?;
+    }
     let (supervisor, roster) = Supervisor::start_all(seats, executors(&deployment), Arc::clone(&metrics));
-    let server = &deployment.server;
+    let threads = thread::available_parallelism().map_or(1, NonZeroUsize::get);
+    let (set_settings, settings) = watch::channel(Arc::new(admission(&deployment)));
+    let (set_terms, terms) = watch::channel(Arc::new(terms(&deployment)));
+    let reloader = file.map(|file| {
+        let running = Running { deployment: deployment.clone(), supervisor: supervisor.clone() };
+        Reloader::new(file, running, set_settings, set_terms).start()
+    });
+    actix::spawn(reload::on_hangup(hangup, reloader.clone()));
     let service = web::Data::new(Service {
-        admission: Admission::start(admission(&deployment), roster.clone(), Arc::clone(&metrics)),
+        admission: Admission::start(threads, settings, roster.clone(), Arc::clone(&metrics)),
         reporter: Reporter::new(Arc::clone(&metrics), roster.clone()).start(),
         roster,
         metrics,
-        keys: Keys::new(&deployment.keys),
-        bodies: Bodies::new(server.limits.max_body_bytes, server.request_timeout),
+        terms,
+        reload: reloader.map(Addr::recipient),
     });
+    let server = &deployment.server;
 
     let surface = if server.admin.is_some() { Surface::Decisions } else { Surface::All };
     let main = bind(&service, surface, server.bind, server.workers)?;
@@ -157,36 +181,39 @@ fn seating(deployment: &Deployment) -> Seating {
     let bar = || -> Box<dyn Progress> { Box::new(Bar::new("loading")) };
     Seating {
         limits: request_limits(&deployment.server.limits),
-        batch_tokens: deployment.queue.batch_tokens,
-        host_bytes: supervisor::available_host_bytes(),
+        batching: Batching { tokens: deployment.queue.batch_tokens, window: deployment.queue.batch_window },
         follower: if executors == 1 { Some(bar) } else { None },
     }
 }
 
 fn executors(deployment: &Deployment) -> supervisor::Settings {
-    supervisor::Settings {
-        default_model: deployment.server.default_model.clone(),
-        batch_tokens: deployment.queue.batch_tokens,
-        backoff: Policy::default(),
-    }
+    supervisor::Settings { default_model: deployment.server.default_model.clone(), backoff: Policy::default() }
 }
 
 fn admission(deployment: &Deployment) -> admission::Settings {
     let limits = deployment.server.limits;
+    let bounds = Bounds { max_requests: deployment.queue.max_requests, max_tokens: deployment.queue.max_tokens };
     admission::Settings {
-        threads: thread::available_parallelism().map_or(1, NonZeroUsize::get),
         max_body_bytes: limits.max_body_bytes,
         max_depth: limits.max_json_depth,
         limits: request_limits(&limits),
-        max_requests: deployment.queue.max_requests,
-        max_tokens: deployment.queue.max_tokens,
+        bounds,
         request_timeout: deployment.server.request_timeout,
+    }
+}
+
+fn terms(deployment: &Deployment) -> Terms {
+    let server = &deployment.server;
+    Terms {
+        keys: Keys::new(&deployment.keys),
+        bodies: Bodies::new(server.limits.max_body_bytes, server.request_timeout),
     }
 }
 
 fn request_limits(limits: &synod_config::Limits) -> Limits {
     Limits {
         max_questions: limits.max_questions,
+        max_states: limits.max_states,
         max_question_id_chars: limits.max_question_id_chars,
         max_options: limits.max_options,
         max_score_levels: limits.max_score_levels,

@@ -1,16 +1,18 @@
 //! The executor actor: building, one batch per message, faults.
 //!
-//! A message runs one batch and asks for the next, so that other messages get their turn between two batches.
+//! A message runs one batch and asks for the next, so that other messages get their turn between two batches. A fault
+//! closes the queue first: what waits is computed elsewhere while this device is built again.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use actix::{Actor, AsyncContext, Context, Handler, Message, Recipient};
+use actix::{Actor, ActorContext, Arbiter, AsyncContext, Context, Handler, Message, Recipient};
 
 use super::batch::Batch;
 use super::health::Strikes;
-use super::{Computed, Face, Factory, Failure, Job, LoadProgress, Loaded, Queue};
+use super::job::{Computed, Failure, Job};
+use super::{Face, Factory, LoadProgress, Loaded, Queue};
 use crate::family::{Logits, Tree};
 use crate::model::{Forward, ModelError};
 
@@ -25,6 +27,11 @@ pub struct Build {
 #[derive(Message)]
 #[rtype(result = "()")]
 pub struct Wake;
+
+/// Says that nobody can give it work or waits for any: it gives its device back and ends.
+#[derive(Message)]
+#[rtype(result = "()")]
+pub struct Retire;
 
 /// What an executor tells its supervisor.
 #[derive(Message)]
@@ -45,6 +52,17 @@ pub enum Event {
     Panicked,
     /// The forward failed too often in a row; `reason` is the last error.
     Failing { reason: String },
+    /// It has given its device back.
+    Retired,
+}
+
+/// How batches are formed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Batching {
+    /// Tokens of one batch, unless a single request has more.
+    pub tokens: usize,
+    /// How long a batch that is not full waits for company, after another one ended. An idle device never waits.
+    pub window: Duration,
 }
 
 /// Owns one device's forward.
@@ -52,7 +70,11 @@ pub struct Executor {
     placement: usize,
     factory: Factory,
     queue: Arc<Queue>,
-    batch_tokens: usize,
+    batching: Batching,
+    /// When the last batch ended: whoever came before has met a busy device.
+    ended: Instant,
+    /// Until when the next batch waits for company.
+    waits_until: Option<Instant>,
     supervisor: Recipient<Report>,
     /// Absent until built, and from a fault to the next build.
     forward: Option<Box<dyn Forward>>,
@@ -65,30 +87,56 @@ impl Executor {
         placement: usize,
         factory: Factory,
         queue: Arc<Queue>,
-        batch_tokens: usize,
+        batching: Batching,
         supervisor: Recipient<Report>,
     ) -> Self {
-        Executor { placement, factory, queue, batch_tokens, supervisor, forward: None, strikes: Strikes::default() }
+        let (forward, strikes) = (None, Strikes::default());
+        let ended = Instant::now();
+        Executor { placement, factory, queue, batching, ended, waits_until: None, supervisor, forward, strikes }
     }
 
     fn report(&self, event: Event) {
         self.supervisor.do_send(Report { placement: self.placement, event });
     }
 
-    /// Whole requests, oldest first, up to `batch_tokens`. What nobody waits for is dropped here, before it costs
-    /// the device anything.
+    /// Whole requests, in turn, up to the tokens of a batch. Nobody overtakes the one whose turn it is, so that a long
+    /// request is not starved by short ones. What nobody waits for is dropped here, before it costs the device anything.
     fn next_batch(&self) -> Batch {
         let now = Instant::now();
         let mut batch = Batch::default();
-        let joins = |batch: &Batch, job: &Job| !job.is_wanted(now) || batch.has_room(job, self.batch_tokens);
+        let joins = |batch: &Batch, job: &Job| !job.waiters.is_wanted(now) || batch.has_room(job, self.batching.tokens);
         while let Some(job) = self.queue.next_if(|job| joins(&batch, job)) {
-            if job.is_wanted(now) {
+            if job.waiters.begin(now) {
                 batch.push(job);
             } else {
-                job.refuse(Failure::Deadline);
+                job.refuse(&Failure::Deadline);
             }
         }
         batch
+    }
+
+    /// Whether the next batch is still to wait for company.
+    fn is_waiting(&self, now: Instant) -> bool {
+        let is_full = || self.queue.waiting_tokens() >= self.batching.tokens;
+        self.waits_until.is_some_and(|until| now < until) && !is_full()
+    }
+
+    /// Has the next batch formed: now, or when it had time to find company.
+    fn continue_soon(&mut self, ctx: &mut Context<Self>) {
+        let Some(oldest) = self.queue.oldest() else { return };
+        let wait = self.batching.window.saturating_sub(oldest.elapsed());
+        if wait.is_zero() || oldest > self.ended {
+            ctx.notify(Wake);
+        } else {
+            self.waits_until = Some(Instant::now() + wait);
+            ctx.notify_later(Wake, wait);
+        }
+    }
+
+    /// Takes this executor out of service until it is built again.
+    fn down(&mut self, event: Event) {
+        self.queue.close();
+        self.report(event);
     }
 
     /// Runs a batch and answers all of it. Returns what ends this forward, if anything did.
@@ -97,26 +145,30 @@ impl Executor {
         metrics.batch_requests.observe(batch.jobs.len() as f64);
         let (started, before) = (Instant::now(), forward.tokens_computed());
         let result = guarded_forward(forward, &batch.jobs);
+        self.ended = Instant::now();
         let computed_tokens = forward.tokens_computed() - before;
         metrics.batch_tokens.observe(computed_tokens as f64);
         metrics.computed_tokens.inc_by(computed_tokens);
         match result {
             Ok(logits) => {
+                let time = started.elapsed();
+                self.queue.load().rate.observe(batch.jobs.iter().map(|job| job.tokens).sum(), time);
                 self.strikes.succeeded();
-                answer_all(batch.jobs, logits, started, started.elapsed());
+                answer_all(batch.jobs, logits, started, time);
                 None
             }
-            Err(fault @ Fault::Panic) => {
-                refuse_all(batch.jobs, &fault.failure());
+            Err(Fault::Panic) => {
+                // Closed before anybody hears of it: nobody may come back to this executor.
+                self.queue.close();
+                refuse_all(batch.jobs, &Failure::Lost { is_suspect: true });
                 Some(Event::Panicked)
             }
-            Err(fault @ Fault::Error(_)) if batch.jobs.len() == 1 => {
-                refuse_all(batch.jobs, &fault.failure());
-                self.strikes.failed().then(|| Event::Failing { reason: fault.to_string() })
+            Err(Fault::Error(reason)) if batch.jobs.len() == 1 => {
+                refuse_all(batch.jobs, &Failure::Inference { reason: reason.clone() });
+                self.strikes.failed().then_some(Event::Failing { reason })
             }
-            Err(Fault::Abandoned(_)) => {
-                // Whoever is not late has left, and does not read it.
-                refuse_all(batch.jobs, &Failure::Deadline);
+            Err(Fault::Abandoned) => {
+                batch.jobs.into_iter().for_each(Job::abandon);
                 None
             }
             Err(Fault::Error(_)) => self.run_one_by_one(forward, batch),
@@ -127,9 +179,11 @@ impl Executor {
     fn run_one_by_one(&mut self, forward: &mut dyn Forward, batch: Batch) -> Option<Event> {
         let mut jobs = batch.jobs.into_iter();
         while let Some(job) = jobs.next() {
-            let tokens = job.tokens;
-            if let Some(event) = self.run(forward, Batch { jobs: vec![job], tokens }) {
-                refuse_all(jobs, &Failure::Inference { reason: "the executor failed on another request".into() });
+            let mut alone = Batch::default();
+            alone.push(job);
+            if let Some(event) = self.run(forward, alone) {
+                self.queue.close();
+                refuse_all(jobs, &Failure::Lost { is_suspect: false });
                 return Some(event);
             }
         }
@@ -141,7 +195,7 @@ impl Actor for Executor {
     type Context = Context<Self>;
 
     fn stopped(&mut self, _: &mut Self::Context) {
-        self.queue.refuse_all();
+        self.queue.close();
     }
 }
 
@@ -156,17 +210,12 @@ impl Handler<Build> for Executor {
         match built {
             Ok(Ok(Loaded { forward, face })) => {
                 self.forward = Some(forward);
+                self.queue.open();
                 self.report(Event::Ready(face));
                 ctx.notify(Wake);
             }
-            Ok(Err(error)) => {
-                self.queue.refuse_all();
-                self.report(Event::BuildFailed { reason: error.to_string() });
-            }
-            Err(_) => {
-                self.queue.refuse_all();
-                self.report(Event::BuildFailed { reason: "the loader panicked".into() });
-            }
+            Ok(Err(error)) => self.down(Event::BuildFailed { reason: error.to_string() }),
+            Err(_) => self.down(Event::BuildFailed { reason: "the loader panicked".into() }),
         }
     }
 }
@@ -176,43 +225,39 @@ impl Handler<Wake> for Executor {
 
     fn handle(&mut self, Wake: Wake, ctx: &mut Self::Context) {
         self.queue.wake_arrived();
+        if self.is_waiting(Instant::now()) {
+            return;
+        }
+        self.waits_until = None;
         // Out of the actor while it runs, so that a forward that failed is gone whatever happens next.
         let Some(mut forward) = self.forward.take() else { return };
         let batch = self.next_batch();
         let event = if batch.jobs.is_empty() { None } else { self.run(forward.as_mut(), batch) };
         if let Some(event) = event {
+            self.queue.close();
             discard(Some(forward));
             return self.report(event);
         }
         self.forward = Some(forward);
-        if !self.queue.is_empty() {
-            ctx.notify(Wake);
-        }
+        self.continue_soon(ctx);
     }
 }
 
-impl Job {
-    /// Sends the job's only reply; a submitter that left does not read it. The job is un-counted first: who has an
-    /// answer is under way no longer.
-    fn answer(self, logits: Vec<Vec<Logits>>, started: Instant, forward: Duration) {
-        let Job { ticket, submitted, reply, load, .. } = self;
-        drop(load);
-        let queue = started.saturating_duration_since(submitted);
-        let _ = reply.send(Ok(Computed { logits, ticket, queue, forward }));
-    }
+impl Handler<Retire> for Executor {
+    type Result = ();
 
-    /// As [`answer`](Self::answer); what the request occupied is given back first, too.
-    pub(super) fn refuse(self, failure: Failure) {
-        let Job { ticket, reply, load, .. } = self;
-        drop((load, ticket));
-        let _ = reply.send(Err(failure));
+    fn handle(&mut self, Retire: Retire, ctx: &mut Self::Context) {
+        discard(self.forward.take());
+        self.down(Event::Retired);
+        ctx.stop();
+        Arbiter::current().stop();
     }
 }
 
 /// Whether anybody still waits for any of `jobs`.
 fn is_wanted(jobs: &[Job]) -> bool {
     let now = Instant::now();
-    jobs.iter().any(|job| job.is_wanted(now))
+    jobs.iter().any(|job| job.waiters.is_wanted(now))
 }
 
 /// Drops a forward that is not used again. A device that failed may fail at this, too: it must not cost the thread.
@@ -221,21 +266,11 @@ fn discard(forward: Option<Box<dyn Forward>>) {
 }
 
 /// Why a forward gave nothing.
-#[derive(Debug, thiserror::Error)]
 enum Fault {
-    #[error("the forward panicked")]
     Panic,
     /// Nobody waits for any job of the batch any more.
-    #[error(transparent)]
-    Abandoned(ModelError),
-    #[error("{0}")]
+    Abandoned,
     Error(String),
-}
-
-impl Fault {
-    fn failure(&self) -> Failure {
-        Failure::Inference { reason: self.to_string() }
-    }
 }
 
 /// Runs the trees of all `jobs`, in order, in one call. A panic is caught here: the forward is not used again after
@@ -245,7 +280,7 @@ fn guarded_forward(forward: &mut dyn Forward, jobs: &[Job]) -> Result<Vec<Vec<Lo
     let logits = catch_unwind(AssertUnwindSafe(|| forward.forward(&trees, &|| is_wanted(jobs))))
         .map_err(|_| Fault::Panic)?
         .map_err(|error| match error {
-            ModelError::Abandoned => Fault::Abandoned(error),
+            ModelError::Abandoned => Fault::Abandoned,
             _ => Fault::Error(error.to_string()),
         })?;
     let fits = logits.len() == trees.len()
@@ -257,12 +292,13 @@ fn answer_all(jobs: Vec<Job>, logits: Vec<Vec<Logits>>, started: Instant, forwar
     let mut logits = logits.into_iter();
     for job in jobs {
         let logits = logits.by_ref().take(job.plan.trees.len()).collect();
-        job.answer(logits, started, forward);
+        let queue = started.saturating_duration_since(job.submitted);
+        job.answer(Computed { logits, queue, forward });
     }
 }
 
 fn refuse_all(jobs: impl IntoIterator<Item = Job>, failure: &Failure) {
     for job in jobs {
-        job.refuse(failure.clone());
+        job.refuse(failure);
     }
 }

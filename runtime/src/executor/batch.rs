@@ -1,52 +1,98 @@
-//! Forming batches: which of the waiting jobs run together, and which are wanted at all.
+//! Forming batches: which of the waiting jobs run together.
 
-use std::time::Instant;
+use std::collections::HashSet;
+use std::sync::Arc;
 
-use super::Job;
-
-/// Whether a job of `tokens` joins a batch that has `taken` tokens of `jobs` jobs. The first one always does, however
-/// large it is: it would never run otherwise.
-pub(super) fn joins(jobs: usize, taken: usize, tokens: usize, batch_tokens: usize) -> bool {
-    jobs == 0 || taken.saturating_add(tokens) <= batch_tokens
-}
+use super::job::Job;
+use crate::family::Plan;
 
 /// Whole requests that run together.
 #[derive(Default)]
 pub(super) struct Batch {
     pub(super) jobs: Vec<Job>,
-    pub(super) tokens: usize,
+    company: Company,
+}
+
+/// What is in a batch, as far as the next job's place in it depends on that.
+#[derive(Default)]
+struct Company {
+    plans: usize,
+    tokens: usize,
+    /// Prefixes that are computed once, whoever shares them.
+    prefixes: HashSet<Arc<[u32]>>,
+    has_suspect: bool,
 }
 
 impl Batch {
     /// Whether `job` belongs to this batch, not to the next.
     pub(super) fn has_room(&self, job: &Job, batch_tokens: usize) -> bool {
-        joins(self.jobs.len(), self.tokens, job.tokens, batch_tokens)
+        self.company.admits(&job.plan, job.is_suspect, batch_tokens)
     }
 
     pub(super) fn push(&mut self, mut job: Job) {
         job.load.leave_queue();
-        self.tokens += job.tokens;
+        self.company.add(&job.plan, job.is_suspect);
         self.jobs.push(job);
     }
 }
 
-impl Job {
-    /// Whether somebody still waits for it at `now`.
-    pub(super) fn is_wanted(&self, now: Instant) -> bool {
-        now < self.deadline && !self.reply.is_closed()
+impl Company {
+    /// The first plan is always admitted, however large it is: it would never run otherwise. A suspect is alone.
+    fn admits(&self, plan: &Plan, is_suspect: bool, batch_tokens: usize) -> bool {
+        self.plans == 0
+            || (!is_suspect && !self.has_suspect && self.tokens.saturating_add(self.tokens_of(plan)) <= batch_tokens)
+    }
+
+    fn add(&mut self, plan: &Plan, is_suspect: bool) {
+        self.plans += 1;
+        self.tokens = self.tokens.saturating_add(self.tokens_of(plan));
+        self.prefixes.extend(plan.trees.iter().map(|tree| Arc::clone(&tree.prefix)));
+        self.has_suspect |= is_suspect;
+    }
+
+    /// Tokens that `plan` would add.
+    fn tokens_of(&self, plan: &Plan) -> usize {
+        let mut own = HashSet::new();
+        let prefixes = plan.trees.iter().map(|tree| &*tree.prefix);
+        let new = prefixes.filter(|prefix| !self.prefixes.contains(*prefix) && own.insert(*prefix));
+        new.map(<[u32]>::len).sum::<usize>() + plan.block_tokens()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::supervisor::fakes::plan;
+
+    fn company(plans: &[Plan]) -> Company {
+        let mut company = Company::default();
+        for plan in plans {
+            company.add(plan, false);
+        }
+        company
+    }
 
     #[test]
     fn a_batch_is_filled_to_its_tokens_and_never_empty() {
-        assert!(joins(0, 0, 100, 10), "a job larger than a batch runs alone");
-        assert!(joins(1, 4, 6, 10));
-        assert!(!joins(1, 4, 7, 10));
-        assert!(!joins(1, 100, 1, 10));
-        assert!(!joins(1, usize::MAX, 1, 10), "sizes do not wrap");
+        assert!(company(&[]).admits(&plan(11, 100), false, 10), "a job larger than a batch runs alone");
+        assert!(company(&[plan(11, 4)]).admits(&plan(12, 6), false, 10));
+        assert!(!company(&[plan(11, 4)]).admits(&plan(12, 7), false, 10));
+        assert!(!company(&[plan(11, 100)]).admits(&plan(12, 2), false, 10));
+    }
+
+    #[test]
+    fn a_prefix_that_is_there_costs_nothing_more() {
+        let company = company(&[plan(11, 90)]);
+        assert!(company.admits(&plan(11, 90), false, 100));
+        assert!(!company.admits(&plan(12, 90), false, 100));
+    }
+
+    #[test]
+    fn a_suspect_is_alone() {
+        assert!(company(&[]).admits(&plan(11, 5), true, 100));
+        assert!(!company(&[plan(11, 5)]).admits(&plan(12, 5), true, 100));
+        let mut suspect = Company::default();
+        suspect.add(&plan(11, 5), true);
+        assert!(!suspect.admits(&plan(12, 5), false, 100));
     }
 }

@@ -1,37 +1,41 @@
 //! Executors: one device and one loaded member each, on a thread of its own.
 //!
 //! An [`Executor`] runs the device and nothing else: it takes whole requests from its queue, forms a batch, runs the
-//! forward and sends raw logits back. Whoever has a [`Handle`] and a [`Ticket`] may submit work; it is withdrawn,
-//! waiting or running, when the submitter is gone or its deadline has passed.
+//! forward and sends raw logits back. Whoever has a [`Handle`] may submit [`Work`]; it is withdrawn, waiting or
+//! running, when nobody waits for it any more or every deadline has passed.
 //!
-//! Invariant: every [`Job`] gets exactly one reply while its submitter waits for it, and what its request occupies
-//! stays counted until the job is gone. A panic or an error ends a batch, never the thread. Absent on purpose:
-//! deciding when to build again (the supervisor's) and what a reply means to a client (admission's).
+//! Invariant: everybody who waits for a job gets exactly one reply, and what they occupy stays counted until the job is
+//! gone. A panic or an error ends a batch, never the thread. Absent on purpose: deciding when to build again (the
+//! supervisor's), where lost work goes and what a reply means to a client (admission's).
 
 mod actor;
 mod batch;
+mod handle;
 mod health;
+mod job;
+mod lanes;
 mod queue;
+mod rate;
 #[cfg(test)]
 mod tests;
 
 use std::error::Error;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
 
-use tokio::sync::oneshot;
-
-use crate::admission::Ticket;
-use crate::family::{Family, Logits, Plan};
+use crate::family::Family;
 use crate::member::Progress;
 use crate::model::Forward;
 
-pub use actor::{Build, Event, Executor, Report, Wake};
-pub use queue::{Handle, Queue, Reply};
+pub use actor::{Batching, Build, Event, Executor, Report, Retire, Wake};
+pub use handle::{Handle, Joinable, Reply};
+pub use job::{Computed, Failure, Occupied, Work};
+pub use lanes::Lane;
+pub use queue::Queue;
 
-/// Makes what an executor holds. It is called on the executor's thread, at the start and after every fault.
-pub type Factory = Box<dyn Fn(&LoadProgress) -> Result<Loaded, Box<dyn Error + Send + Sync>> + Send>;
+/// Makes what an executor holds. It is called on the executor's thread, at the start and after every fault; it outlives
+/// that thread, so that a lost one can be replaced.
+pub type Factory = Arc<dyn Fn(&LoadProgress) -> Result<Loaded, Box<dyn Error + Send + Sync>> + Send + Sync>;
 
 /// A member, loaded for one device.
 pub struct Loaded {
@@ -48,45 +52,6 @@ pub struct Face {
     pub model_name: String,
     /// `sha256:…` of the manifest that the member was verified by.
     pub digest: String,
-}
-
-/// One request's work.
-pub struct Job {
-    plan: Plan,
-    /// What the request occupies; it goes on with the logits.
-    ticket: Ticket,
-    tokens: usize,
-    submitted: Instant,
-    deadline: Instant,
-    reply: oneshot::Sender<Result<Computed, Failure>>,
-    /// Un-counts the job's tokens wherever it ends.
-    load: queue::Counted,
-}
-
-/// A job's logits, `[tree][block]` in the order of its plan, and how long they took.
-#[derive(Debug)]
-pub struct Computed {
-    pub logits: Vec<Vec<Logits>>,
-    pub ticket: Ticket,
-    /// From submission to the start of the batch.
-    pub queue: Duration,
-    /// Of the whole batch that it was computed in.
-    pub forward: Duration,
-}
-
-/// Why a job has no logits.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Failure {
-    /// The forward failed on this job's trees or panicked on its batch. `reason` is for the log: it holds numbers and
-    /// names of tensors, never a text of the request.
-    #[error("inference failed: {reason}")]
-    Inference { reason: String },
-    /// The deadline passed while the job waited or ran.
-    #[error("the deadline passed")]
-    Deadline,
-    /// The executor is down and could not be built again.
-    #[error("executor is down")]
-    Down,
 }
 
 /// How far a load is, in bytes. Written by the loading thread, read by whoever reports readiness.

@@ -4,14 +4,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use prometheus::IntGauge;
 use tokio::sync::watch;
 
-use super::{Failure, Handle, Reply};
-use crate::admission::{Gate, HeldBytes, Ticket};
+use super::{Failure, Handle, Lane, Occupied, Reply, Work};
 use crate::metrics::Metrics;
 use crate::supervisor::fakes::{
-    ENDLESS, ERROR, HOLD, PANIC, PLAIN, SHORT, Strings, patient_settings, plan, settings, ticket,
+    ENDLESS, ERROR, HOLD, PANIC, PLAIN, SHORT, Strings, nothing, patient_settings, plan, settings,
 };
 use crate::supervisor::{ExecutorState, Roster, Supervisor};
 
@@ -38,7 +36,7 @@ impl Fixture {
     async fn ready_after(&mut self, loads: usize) {
         let puppet = Arc::clone(&self.strings.puppet);
         let ready = |roster: &Arc<Roster>| {
-            puppet.loads.load(Ordering::SeqCst) == loads && roster.members[0].replicas[0].state.is_ready()
+            puppet.loads.load(Ordering::SeqCst) == loads && roster.members[0].replicas[0].is_ready()
         };
         self.roster.wait_for(ready).await.unwrap();
     }
@@ -48,7 +46,7 @@ impl Fixture {
     }
 
     fn submit(&self, first: u32, tokens: usize) -> Reply {
-        self.handle().submit(plan(first, tokens), ticket(), Instant::now() + Duration::from_mins(1))
+        self.handle().submit(work(first, tokens))
     }
 
     /// Submits work that keeps the executor busy until it is let go.
@@ -70,6 +68,21 @@ impl Fixture {
         assert_eq!(executor.queue_requests.get(), 0);
         assert_eq!(executor.queue_tokens.get(), 0);
         assert_eq!(self.handle().load_tokens(), 0);
+    }
+}
+
+const LOST: Failure = Failure::Lost { is_suspect: false };
+const SUSPECT: Failure = Failure::Lost { is_suspect: true };
+
+fn work(first: u32, tokens: usize) -> Work {
+    let received = Instant::now();
+    Work {
+        plan: Arc::new(plan(first, tokens)),
+        lane: Lane::default(),
+        received,
+        deadline: received + Duration::from_mins(1),
+        occupied: nothing(),
+        is_suspect: false,
     }
 }
 
@@ -134,17 +147,19 @@ async fn logits_that_do_not_fit_the_plan_are_an_error() {
     fixture.assert_nothing_is_counted();
 }
 
+/// Whoever waits is told at once, so that another executor may do it while this one is built again.
 #[actix::test]
-async fn a_panic_answers_its_batch_and_the_queue_waits_for_the_rebuild() {
+async fn a_panic_gives_back_its_batch_and_its_queue() {
     let mut fixture = Fixture::start().await;
     let held = fixture.hold().await;
     let [company, bad, waiting] = [(11, 50), (PANIC, 50), (12, 100)].map(|(first, n)| fixture.submit(first, n));
     fixture.strings.let_go();
     assert!(logit(held).await.is_ok());
-    assert!(is_inference(&logit(company).await));
-    assert!(is_inference(&logit(bad).await));
-    assert_eq!(logit(waiting).await, Ok(12.0));
+    assert_eq!(logit(company).await, Err(SUSPECT));
+    assert_eq!(logit(bad).await, Err(SUSPECT));
+    assert_eq!(logit(waiting).await, Err(LOST), "it never ran");
     fixture.ready_after(2).await;
+    assert_eq!(logit(fixture.submit(12, 100)).await, Ok(12.0));
     assert_eq!(fixture.restarts("panic"), 1);
     fixture.assert_nothing_is_counted();
 }
@@ -155,8 +170,8 @@ async fn errors_in_a_row_build_the_executor_again() {
     for _ in 0..3 {
         assert!(is_inference(&logit(fixture.submit(ERROR, 5)).await));
     }
-    assert_eq!(logit(fixture.submit(PLAIN, 5)).await, Ok(PLAIN as f32));
     fixture.ready_after(2).await;
+    assert_eq!(logit(fixture.submit(PLAIN, 5)).await, Ok(PLAIN as f32));
     assert_eq!(fixture.restarts("error"), 1);
     fixture.assert_nothing_is_counted();
 }
@@ -192,7 +207,7 @@ async fn running_work_that_nobody_waits_for_ends_at_the_next_pass() {
 async fn running_work_past_its_deadline_is_told_so_at_the_next_pass() {
     let fixture = Fixture::start().await;
     let deadline = Instant::now() + Duration::from_millis(20);
-    let late = fixture.handle().submit(plan(ENDLESS, 5), ticket(), deadline);
+    let late = fixture.handle().submit(Work { deadline, ..work(ENDLESS, 5) });
     assert_eq!(logit(late).await, Err(Failure::Deadline));
     assert_eq!(logit(fixture.submit(PLAIN, 5)).await, Ok(PLAIN as f32));
     fixture.assert_nothing_is_counted();
@@ -218,7 +233,7 @@ async fn a_batch_goes_on_while_anybody_waits() {
 #[actix::test]
 async fn work_past_its_deadline_never_runs() {
     let fixture = Fixture::start().await;
-    let late = fixture.handle().submit(plan(11, 5), ticket(), Instant::now());
+    let late = fixture.handle().submit(Work { deadline: Instant::now(), ..work(11, 5) });
     assert_eq!(logit(late).await, Err(Failure::Deadline));
     assert_eq!(fixture.strings.calls(), Vec::<Vec<u32>>::new());
     fixture.assert_nothing_is_counted();
@@ -229,45 +244,75 @@ async fn work_past_its_deadline_never_runs() {
 async fn whoever_leaves_the_queue_leaves_it_at_once() {
     let mut fixture = Fixture::start().await;
     let held = fixture.hold().await;
-    let gate = Gate::new(2, 100, IntGauge::new("inflight", "test").unwrap());
-    let ticket = || {
-        let mut permit = gate.enter().unwrap();
-        permit.charge(50).unwrap();
-        Ticket { permit, held: HeldBytes::new(0).share() }
-    };
-    let late = Instant::now() + Duration::from_mins(1);
-    let kept = fixture.handle().submit(plan(12, 50), ticket(), late);
+    let place: Occupied = Arc::new("a place");
+    let submit = |first| fixture.handle().submit(Work { occupied: Arc::clone(&place), ..work(first, 50) });
+    let kept = submit(12);
     for _ in 0..1000 {
-        drop(fixture.handle().submit(plan(11, 50), ticket(), late));
-        assert_eq!(gate.tokens(), 50);
+        drop(submit(11));
+        assert_eq!(Arc::strong_count(&place), 2, "only the one that waits occupies anything");
     }
     assert_eq!(fixture.handle().load_tokens(), 52);
     assert_eq!(fixture.metrics.executor("m", "cpu:0").cancelled.get(), 1000);
     fixture.strings.let_go();
     assert!(logit(held).await.is_ok());
     assert_eq!(logit(kept).await, Ok(12.0));
-    assert_eq!(gate.tokens(), 0);
+    assert_eq!(Arc::strong_count(&place), 1);
     fixture.assert_nothing_is_counted();
 }
 
-/// A thread that is gone builds nothing, and messages to it are dropped in silence: neither may look like a load.
+/// A thread that is gone builds nothing, and messages to it are dropped in silence: another takes its place.
 #[actix::test]
-async fn an_executor_whose_thread_ended_is_failed() {
+async fn an_executor_whose_thread_ended_is_replaced() {
+    let mut fixture = Fixture::start().await;
+    fixture.strings.puppet.fatal_loads.store(1, Ordering::SeqCst);
+    let bad = fixture.submit(PANIC, 5);
+    assert_eq!(logit(bad).await, Err(SUSPECT));
+    fixture.ready_after(3).await;
+    assert_eq!(logit(fixture.submit(PLAIN, 5)).await, Ok(PLAIN as f32));
+    assert_eq!((fixture.restarts("panic"), fixture.restarts("lost")), (1, 1));
+    fixture.assert_nothing_is_counted();
+}
+
+#[actix::test]
+async fn an_executor_that_is_down_takes_nothing() {
     let strings = Strings::new();
     strings.puppet.failing_loads.store(1, Ordering::SeqCst);
-    strings.puppet.fatal_load.store(true, Ordering::SeqCst);
-    let (_, mut roster) = Supervisor::start_all(vec![strings.seat("m")], settings(), Arc::new(Metrics::new()));
-    let is_lost = |roster: &Arc<Roster>| match &roster.members[0].replicas[0].state {
-        ExecutorState::Failed { reason } => reason.contains("thread ended"),
-        _ => false,
-    };
-    let queued = {
-        let late = Instant::now() + Duration::from_mins(1);
-        roster.borrow().members[0].replicas[0].handle.submit(plan(PLAIN, 5), ticket(), late)
-    };
-    roster.wait_for(is_lost).await.unwrap();
-    assert_eq!(logit(queued).await, Err(Failure::Down));
-    assert_eq!(strings.puppet.loads.load(Ordering::SeqCst), 1);
+    let metrics = Arc::new(Metrics::new());
+    let (_, roster) = Supervisor::start_all(vec![strings.seat("m")], patient_settings(), Arc::clone(&metrics));
+    let fixture = Fixture { strings, roster, metrics };
+    assert_eq!(logit(fixture.submit(PLAIN, 5)).await, Err(LOST));
+    fixture.assert_nothing_is_counted();
+}
+
+#[actix::test]
+async fn a_suspect_runs_alone() {
+    let mut fixture = Fixture::start().await;
+    let held = fixture.hold().await;
+    let first = fixture.submit(11, 5);
+    let suspect = fixture.handle().submit(Work { is_suspect: true, ..work(12, 5) });
+    let last = fixture.submit(13, 5);
+    fixture.strings.let_go();
+    for reply in [held, first, suspect, last] {
+        assert!(logit(reply).await.is_ok());
+    }
+    assert_eq!(fixture.strings.calls(), [vec![HOLD], vec![11], vec![12], vec![13]]);
+}
+
+/// A batch that is not full waits for company after another one ended, but never when the device was idle.
+#[actix::test]
+async fn a_batch_waits_for_company_only_after_another() {
+    let mut strings = Strings::new();
+    strings.window = Duration::from_hours(1);
+    let mut fixture = Fixture::start_with(strings).await;
+    assert_eq!(logit(fixture.submit(11, 5)).await, Ok(11.0), "an idle device does not wait");
+    let held = fixture.hold().await;
+    let waiting = fixture.submit(12, 50);
+    fixture.strings.let_go();
+    assert!(logit(held).await.is_ok());
+    let company = fixture.submit(13, 50);
+    assert_eq!(logit(waiting).await, Ok(12.0), "the batch is full");
+    assert_eq!(logit(company).await, Ok(13.0));
+    assert_eq!(fixture.strings.calls(), [vec![11], vec![HOLD], vec![12, 13]]);
 }
 
 #[actix::test]
@@ -280,22 +325,6 @@ async fn loads_that_fail_are_tried_again() {
     fixture.ready_after(4).await;
     assert_eq!(fixture.restarts("load"), 3);
     assert_eq!(logit(fixture.submit(PLAIN, 5)).await, Ok(PLAIN as f32));
-}
-
-/// What waits for a rebuild must not wait for ever.
-#[actix::test]
-async fn a_rebuild_that_fails_refuses_what_waits() {
-    let mut fixture = Fixture::start().await;
-    let held = fixture.hold().await;
-    let [bad, waiting] = [(PANIC, 100), (12, 100)].map(|(first, n)| fixture.submit(first, n));
-    fixture.strings.puppet.failing_loads.store(1, Ordering::SeqCst);
-    fixture.strings.let_go();
-    assert!(logit(held).await.is_ok());
-    assert!(is_inference(&logit(bad).await));
-    assert_eq!(logit(waiting).await, Err(Failure::Down));
-    fixture.ready_after(3).await;
-    assert_eq!(logit(fixture.submit(PLAIN, 5)).await, Ok(PLAIN as f32));
-    fixture.assert_nothing_is_counted();
 }
 
 #[actix::test]

@@ -40,27 +40,27 @@ impl TokenRange {
 }
 
 /// What an executor computes for one request: the trees of all its rows and windows.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Plan {
     pub trees: Vec<Tree>,
 }
 
 /// One prefix and the blocks that continue it, each by itself (spec: vela.md §6). Every block is read.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Tree {
     pub prefix: Arc<[u32]>,
     pub blocks: Vec<Block>,
 }
 
 /// A question's tokens after its prefix, and where its hidden states are read.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Block {
     pub ids: Vec<u32>,
     pub readout: Readout,
 }
 
 /// Positions inside a block (0 is the block's first token) and the head that reads them.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Readout {
     /// The candidate head: one logit per option, read at `options[i]` against `query`.
     Candidates { options: Vec<u32>, query: u32, set_bias: bool },
@@ -89,14 +89,19 @@ impl SpanHead {
 }
 
 impl Plan {
+    /// Tokens of every block.
+    pub fn block_tokens(&self) -> usize {
+        self.trees.iter().flat_map(|tree| &tree.blocks).map(|block| block.ids.len()).sum()
+    }
+
     /// Tokens that it holds and that a device computes for it in one pass: every block, and once each prefix that trees
     /// share (as one allocation, which is how a layout shares them). A device that needs several passes computes a
     /// prefix once in each that has a tree of it.
     pub fn tokens(&self) -> usize {
-        let blocks: usize = self.trees.iter().flat_map(|tree| &tree.blocks).map(|block| block.ids.len()).sum();
         let mut seen = HashSet::new();
         let prefixes = self.trees.iter().map(|tree| &tree.prefix);
-        blocks + prefixes.filter(|prefix| seen.insert(Arc::as_ptr(prefix))).map(|prefix| prefix.len()).sum::<usize>()
+        self.block_tokens()
+            + prefixes.filter(|prefix| seen.insert(Arc::as_ptr(prefix))).map(|prefix| prefix.len()).sum::<usize>()
     }
 }
 

@@ -58,7 +58,7 @@ impl Bodies {
         deadline: Instant,
     ) -> Result<(Bytes, Held), Problem> {
         let mut body = BytesMut::new();
-        let mut held = self.held.share();
+        let held = self.held.share();
         loop {
             let until = deadline.min(Instant::now() + self.stall_timeout);
             let chunk = timeout_at(until.into(), payload.next()).await.map_err(|_| Problem::BodyTimeout)?;

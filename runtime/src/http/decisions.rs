@@ -9,6 +9,7 @@ use super::observe::{Arrival, SERVER_TIMING};
 use super::text::HeldText;
 use super::{Problem, Service, body};
 use crate::admission::{Answered, Call};
+use crate::executor::Lane;
 use crate::metrics::Phase;
 use crate::wire::request::Strictness;
 
@@ -20,11 +21,13 @@ pub(super) async fn decide(
     strictness: Strictness,
 ) -> Result<HttpResponse, Problem> {
     let received = request.extensions().get::<Arrival>().map_or_else(Instant::now, |arrival| arrival.0);
-    let allowed = service.keys.check(request.headers())?;
+    let terms = service.terms.borrow().clone();
+    let allowed = terms.keys.check(request.headers())?;
     body::check_content_type(request.headers())?;
     let encoding = body::encoding(request.headers())?;
-    let (body, held) = service.bodies.receive(request, payload, received).await?;
-    let answered = service.admission.decide(Call { body, encoding, strictness, received, allowed }, held).await?;
+    let (body, held) = terms.bodies.receive(request, payload, received).await?;
+    let call = Call { body, encoding, strictness, received, lane: Lane::default(), allowed };
+    let answered = service.admission.decide(call, held).await?;
     Ok(HttpResponse::Ok()
         .content_type(ContentType::json())
         .insert_header((SERVER_TIMING, server_timing(&answered)))

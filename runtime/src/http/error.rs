@@ -1,5 +1,7 @@
 //! Why a request is refused, and the one table that says with which status and code.
 
+use std::time::Duration;
+
 use actix_web::http::{StatusCode, header};
 use actix_web::{HttpResponse, HttpResponseBuilder, ResponseError};
 
@@ -7,8 +9,8 @@ use crate::admission::{QueueFull, Refused};
 use crate::metrics::Outcome;
 use crate::wire::response::{write_details, write_error};
 
-/// What a client is asked to wait when it may try again.
-const RETRY_AFTER_MS: u64 = 1000;
+/// What a client is asked to wait for a server or a member that may be back.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// Every way in which this server does not answer. The message may be shown to the client.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -37,6 +39,9 @@ pub enum Problem {
     /// The metrics could not be written.
     #[error("the metrics could not be written")]
     Metrics { reason: String },
+    /// The deployment that runs goes on.
+    #[error("nothing was changed: {reason}")]
+    Reload { reason: String },
 }
 
 /// One line of the table.
@@ -59,6 +64,7 @@ impl Problem {
             Problem::Method { .. } => (StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", Rejected),
             Problem::BodyTimeout => (StatusCode::GATEWAY_TIMEOUT, "body_timeout", Rejected),
             Problem::ContentType => (StatusCode::UNSUPPORTED_MEDIA_TYPE, "content_type", Rejected),
+            Problem::Reload { .. } => (StatusCode::CONFLICT, "reload", Rejected),
             Problem::Metrics { .. } => (StatusCode::INTERNAL_SERVER_ERROR, "metrics", Failed),
             Problem::Refused(refused) => match refused {
                 Refused::Encoding { .. } => (StatusCode::BAD_REQUEST, "content_encoding", Rejected),
@@ -68,9 +74,15 @@ impl Problem {
                 Refused::BodyTooLarge { .. } => (StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", Rejected),
                 Refused::TooLong { .. } => (StatusCode::PAYLOAD_TOO_LARGE, "too_long", Rejected),
                 Refused::Invalid(_) => (StatusCode::UNPROCESSABLE_ENTITY, "invalid", Rejected),
-                Refused::QueueFull(QueueFull::Requests) => (StatusCode::TOO_MANY_REQUESTS, "queue_requests", Rejected),
-                Refused::QueueFull(QueueFull::Tokens) => (StatusCode::TOO_MANY_REQUESTS, "queue_tokens", Rejected),
-                Refused::QueueFull(QueueFull::Bytes) => (StatusCode::TOO_MANY_REQUESTS, "queue_bytes", Rejected),
+                Refused::QueueFull { full: QueueFull::Requests, .. } => {
+                    (StatusCode::TOO_MANY_REQUESTS, "queue_requests", Rejected)
+                }
+                Refused::QueueFull { full: QueueFull::Tokens, .. } => {
+                    (StatusCode::TOO_MANY_REQUESTS, "queue_tokens", Rejected)
+                }
+                Refused::QueueFull { full: QueueFull::Bytes, .. } => {
+                    (StatusCode::TOO_MANY_REQUESTS, "queue_bytes", Rejected)
+                }
                 Refused::Internal { .. } => (StatusCode::INTERNAL_SERVER_ERROR, "internal", Failed),
                 Refused::NotReady { .. } => (StatusCode::SERVICE_UNAVAILABLE, "not_ready", Rejected),
                 Refused::Draining => (StatusCode::SERVICE_UNAVAILABLE, "draining", Rejected),
@@ -107,14 +119,23 @@ impl Problem {
         }
     }
 
+    /// When to come again.
+    fn retry_after(&self) -> Duration {
+        match self {
+            Problem::Refused(Refused::QueueFull { retry_after, .. }) => *retry_after,
+            _ => RETRY_AFTER,
+        }
+    }
+
     fn add_headers(&self, response: &mut HttpResponseBuilder) {
         match self.row().status {
             StatusCode::UNAUTHORIZED => {
                 response.insert_header((header::WWW_AUTHENTICATE, "Bearer"));
             }
             StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => {
-                response.insert_header((header::RETRY_AFTER, RETRY_AFTER_MS.div_ceil(1000)));
-                response.insert_header(("retry-after-ms", RETRY_AFTER_MS));
+                let milliseconds = self.retry_after().as_millis();
+                response.insert_header((header::RETRY_AFTER, milliseconds.div_ceil(1000).to_string()));
+                response.insert_header(("retry-after-ms", milliseconds.to_string()));
             }
             _ => {}
         }

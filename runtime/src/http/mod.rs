@@ -7,6 +7,7 @@
 //! Absent on purpose: the meaning of a body (`wire`, `family`) and who computes it (`admission`). A request head that
 //! is no HTTP is answered by actix below this module, with a status and no body.
 
+mod admin;
 mod auth;
 mod body;
 mod decisions;
@@ -21,11 +22,12 @@ mod text;
 use std::future::{Ready, ready};
 use std::sync::Arc;
 
-use actix::Addr;
+use actix::{Addr, Recipient};
 use actix_web::middleware::from_fn;
 use actix_web::{App, HttpRequest, HttpResponse, Resource, web};
 use tokio::sync::watch;
 
+pub use admin::{LoadAgain, Loaded};
 pub use auth::Keys;
 pub use body::Bodies;
 pub use error::Problem;
@@ -42,6 +44,8 @@ const MODELS: &str = "/v1/models";
 const LIVE: &str = "/health/live";
 const READY: &str = "/health/ready";
 const METRICS: &str = "/metrics";
+const STATE: &str = "/admin/state";
+const RELOAD: &str = "/admin/reload";
 
 /// Every route with its method. The path is its label in metrics and logs.
 pub const ROUTES: [(&str, &str); 6] =
@@ -55,6 +59,13 @@ pub struct Service {
     pub roster: watch::Receiver<Arc<Roster>>,
     pub reporter: Addr<Reporter>,
     pub metrics: Arc<Metrics>,
+    pub terms: watch::Receiver<Arc<Terms>>,
+    /// Loads the deployment again; absent where it is not from a file.
+    pub reload: Option<Recipient<LoadAgain>>,
+}
+
+/// On which terms callers are let in. Another deployment may change them.
+pub struct Terms {
     pub keys: Keys,
     pub bodies: Bodies,
 }
@@ -91,6 +102,13 @@ fn routes(config: &mut web::ServiceConfig, surface: Surface) {
             .service(only_get(LIVE).route(web::get().to(status::live)))
             .service(only_get(READY).route(web::get().to(status::ready)))
             .service(only_get(METRICS).route(web::get().to(status::metrics)));
+    }
+    if surface.administrates() {
+        config.service(only_get(STATE).route(web::get().to(admin::state))).service(
+            web::resource(RELOAD)
+                .route(web::post().to(admin::reload))
+                .default_service(web::to(|| refuse(Problem::Method { allow: "POST" }))),
+        );
     }
 }
 

@@ -32,7 +32,7 @@ pub enum Surface {
     All,
     /// Decisions and models: health and metrics are elsewhere.
     Decisions,
-    /// Health and metrics.
+    /// Health, metrics, and what only whoever runs the server may do.
     Admin,
 }
 
@@ -43,6 +43,10 @@ impl Surface {
 
     pub(super) fn reports(self) -> bool {
         self != Surface::Decisions
+    }
+
+    pub(super) fn administrates(self) -> bool {
+        self == Surface::Admin
     }
 }
 

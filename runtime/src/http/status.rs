@@ -11,7 +11,7 @@ use crate::supervisor::{ExecutorState, Member, Replica, Roster};
 
 /// `GET /v1/models`: an entry for every name and alias.
 pub(super) async fn models(service: web::Data<Service>, request: HttpRequest) -> Result<HttpResponse, Problem> {
-    service.keys.check(request.headers())?;
+    service.terms.borrow().keys.check(request.headers())?;
     let roster = service.roster.borrow().clone();
     let entries = roster.members.iter().flat_map(|member| {
         let names = std::iter::once(&member.listing.name).chain(&member.listing.aliases);
@@ -40,7 +40,7 @@ pub(super) async fn metrics(service: web::Data<Service>) -> Result<HttpResponse,
     Ok(HttpResponse::Ok().content_type(prometheus::TEXT_FORMAT).body(text))
 }
 
-fn respond(status: StatusCode, body: &Value) -> HttpResponse {
+pub(super) fn respond(status: StatusCode, body: &Value) -> HttpResponse {
     HttpResponse::build(status).content_type(ContentType::json()).body(body.to_string())
 }
 
@@ -57,7 +57,7 @@ fn model_entry(name: &str, member: &Member) -> Value {
         "ready": member.is_ready(),
         "replicas": replicas,
     });
-    if let Some(face) = &member.face {
+    if let Some(face) = member.face() {
         entry["family"] = json!(face.family_name);
         entry["model_name"] = json!(face.model_name);
         entry["digest"] = json!(face.digest);
@@ -86,7 +86,7 @@ fn readiness(roster: &Roster) -> Value {
 }
 
 /// A device, its state, and why or how far.
-fn replica(replica: &Replica) -> Value {
+pub(super) fn replica(replica: &Replica) -> Value {
     let mut entry = json!({ "device": replica.device, "state": replica.state.name() });
     match &replica.state {
         ExecutorState::Loading(progress) => {
@@ -94,7 +94,9 @@ fn replica(replica: &Replica) -> Value {
             entry["loaded_bytes"] = json!(done_bytes);
             entry["total_bytes"] = json!(total_bytes);
         }
-        ExecutorState::Restarting { reason } | ExecutorState::Failed { reason } => entry["reason"] = json!(reason),
+        ExecutorState::Restarting { reason }
+        | ExecutorState::Failed { reason }
+        | ExecutorState::Quarantined { reason } => entry["reason"] = json!(reason),
         ExecutorState::Ready => {}
     }
     entry

@@ -2,6 +2,7 @@
 
 use std::convert::Infallible;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use actix_web::body::{BodySize, MessageBody};
@@ -16,11 +17,11 @@ const PIECE_BYTES: usize = 32 << 10;
 /// One that does not read at all loses its connection: `server` bounds the time.
 pub(super) struct HeldText {
     rest: Bytes,
-    _held: Held,
+    _held: Arc<Held>,
 }
 
 impl HeldText {
-    pub(super) fn new(text: String, held: Held) -> Self {
+    pub(super) fn new(text: String, held: Arc<Held>) -> Self {
         HeldText { rest: text.into(), _held: held }
     }
 }
@@ -50,9 +51,9 @@ mod tests {
         for len in [0, 1, PIECE_BYTES, PIECE_BYTES + 1, 3 * PIECE_BYTES] {
             let text: String = (0..len).map(|i| char::from(b'a' + (i % 26) as u8)).collect();
             let total = HeldBytes::new(0);
-            let mut held = total.share();
+            let held = total.share();
             held.becomes(len);
-            let mut body = HeldText::new(text.clone(), held);
+            let mut body = HeldText::new(text.clone(), Arc::new(held));
             assert_eq!(body.size(), BodySize::Sized(len as u64));
             let mut sent = Vec::new();
             while let Some(Ok(piece)) = poll_fn(|cx| Pin::new(&mut body).poll_next(cx)).await {

@@ -1,60 +1,76 @@
-//! The supervisor actor.
+//! The supervisor actor: executors in their lives, and the roster that shows them.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use actix::{Actor, Addr, Arbiter, AsyncContext, Context, Handler, Message};
 use tokio::sync::watch;
 
-use super::backoff::{Backoff, Policy};
+use super::backoff::{Backoff, Policy, Verdict};
+use super::reload::{Reload, ReloadError, Reloaded, Room};
 use super::roster::{ExecutorState, Listing, Member, Replica, Roster};
-use crate::executor::{Build, Event, Executor, Factory, Handle, LoadProgress, Queue, Report};
+use super::{Demand, Seat};
+use crate::executor::{Batching, Build, Event, Executor, Face, Factory, Handle, LoadProgress, Queue, Report};
 use crate::metrics::Metrics;
 
 /// How often lost executors are looked for.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// A member to serve and the devices to serve it on.
-pub struct Seat {
-    pub listing: Listing,
-    pub placements: Vec<Placement>,
-}
-
-/// One device of a member, and how to load the member on it.
-pub struct Placement {
-    pub device: String,
-    pub factory: Factory,
-}
-
 /// What every executor is given.
 #[derive(Clone, Debug)]
 pub struct Settings {
     pub default_model: Option<String>,
-    pub batch_tokens: usize,
     pub backoff: Policy,
 }
 
 /// Starts executors, watches them and builds failed ones again. The only writer of the [`Roster`].
 pub struct Supervisor {
-    placed: Vec<Placed>,
+    listings: Vec<Arc<Listing>>,
+    /// By the number under which they were started, which reports name.
+    placed: BTreeMap<usize, Placed>,
+    next_number: usize,
+    settings: Settings,
+    is_draining: bool,
     roster: watch::Sender<Arc<Roster>>,
     metrics: Arc<Metrics>,
-    backoff: Policy,
 }
 
-/// An executor, and where the roster has it.
+/// An executor.
 struct Placed {
-    member: usize,
-    replica: usize,
-    name: String,
+    member: String,
     device: String,
-    executor: Addr<Executor>,
+    fingerprint: String,
+    demand: Option<Demand>,
+    batching: Batching,
+    factory: Factory,
     queue: Arc<Queue>,
-    /// Its thread ended, which nothing in it should be able to make happen.
-    is_lost: bool,
+    executor: Addr<Executor>,
+    /// Gone once it retires: it ends when the last request has let go of it, too.
+    handle: Option<Handle>,
+    role: Role,
+    state: ExecutorState,
+    face: Option<Arc<Face>>,
+    /// Whether requests wait for it, because a reload has stopped what served before.
+    is_awaited: bool,
     loading_since: Instant,
     ready_since: Option<Instant>,
     failures: Backoff,
+    /// Counts builds, so that a pause that ends after a reload has built already is not heeded.
+    builds: u64,
+}
+
+/// What an executor is in the deployment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Role {
+    /// It is part of it.
+    Current,
+    /// It will be, once those before it have given back what they hold.
+    Held,
+    /// It was, and serves until its successors do.
+    Former,
+    /// It finishes what it has.
+    Retiring,
 }
 
 /// Asks that new work be refused from now on.
@@ -62,10 +78,13 @@ struct Placed {
 #[rtype(result = "()")]
 pub struct Drain;
 
-/// Asks for another build of a failed executor.
+/// Asks for another build of a failed executor, unless it had one since.
 #[derive(Message)]
 #[rtype(result = "()")]
-struct Rebuild(usize);
+struct Rebuild {
+    placement: usize,
+    builds: u64,
+}
 
 impl Supervisor {
     /// Starts an executor for every placement, all loading at once, and returns the roster that follows them.
@@ -76,96 +95,247 @@ impl Supervisor {
     ) -> (Addr<Supervisor>, watch::Receiver<Arc<Roster>>) {
         let (sender, roster) = watch::channel(Arc::new(Roster::default()));
         let supervisor = Supervisor::create(|ctx| {
-            let mut supervisor = Supervisor { placed: Vec::new(), roster: sender, metrics, backoff: settings.backoff };
-            let seats = seats.into_iter().enumerate();
-            let members = seats.map(|(member, seat)| supervisor.seat(member, seat, &settings, ctx)).collect();
-            let default_model = settings.default_model;
-            supervisor.roster.send_replace(Arc::new(Roster { members, default_model, draining: false }));
+            let mut supervisor = Supervisor {
+                listings: Vec::new(),
+                placed: BTreeMap::new(),
+                next_number: 0,
+                settings,
+                is_draining: false,
+                roster: sender,
+                metrics,
+            };
+            supervisor.seat_all(seats, false, ctx);
             supervisor
         });
         (supervisor, roster)
     }
 
-    fn seat(&mut self, member: usize, seat: Seat, settings: &Settings, ctx: &mut Context<Self>) -> Member {
-        let name = seat.listing.name.clone();
-        let replicas = seat.placements.into_iter().enumerate().map(|(replica, Placement { device, factory })| {
-            let queue = Queue::new(self.metrics.executor(&name, &device));
-            let executor = start_executor(self.placed.len(), &device, factory, &queue, settings.batch_tokens, ctx);
-            let progress = Arc::new(LoadProgress::default());
-            executor.do_send(Build { progress: Arc::clone(&progress) });
-            let handle = Handle::new(Arc::clone(&queue), executor.clone());
-            self.placed.push(Placed {
-                member,
-                replica,
-                name: name.clone(),
-                device: device.clone(),
-                executor,
-                queue,
-                is_lost: false,
-                loading_since: Instant::now(),
-                ready_since: None,
-                failures: Backoff::default(),
-            });
-            Replica { device, state: ExecutorState::Loading(progress), handle }
+    /// Makes `seats` the deployment. Placements that have an executor of the same fingerprint keep it.
+    fn seat_all(&mut self, seats: Vec<Seat>, stops_first: bool, ctx: &mut Context<Self>) -> Reloaded {
+        let mut done = Reloaded::default();
+        for placed in self.placed.values_mut().filter(|placed| placed.role != Role::Retiring) {
+            placed.role = Role::Former;
+        }
+        self.listings.clear();
+        for Seat { listing, placements } in seats {
+            for placement in placements {
+                if let Some(number) = self.find_former(&listing.name, &placement.device, &placement.fingerprint) {
+                    self.keep(number, ctx);
+                    done.kept += 1;
+                } else {
+                    let role = if stops_first { Role::Held } else { Role::Current };
+                    self.place(&listing.name, placement, role, ctx);
+                    done.started += 1;
+                }
+            }
+            self.listings.push(Arc::new(listing));
+        }
+        done.stopped = self.of_role(Role::Former).len();
+        if stops_first {
+            self.of_role(Role::Former).into_iter().for_each(|number| self.retire(number));
+        }
+        self.settle();
+        done
+    }
+
+    fn find_former(&self, member: &str, device: &str, fingerprint: &str) -> Option<usize> {
+        let is_it = |placed: &Placed| {
+            placed.role == Role::Former
+                && placed.member == member
+                && placed.device == device
+                && placed.fingerprint == fingerprint
+        };
+        self.placed.iter().find(|(_, placed)| is_it(placed)).map(|(number, _)| *number)
+    }
+
+    fn of_role(&self, role: Role) -> Vec<usize> {
+        self.placed.iter().filter(|(_, placed)| placed.role == role).map(|(number, _)| *number).collect()
+    }
+
+    /// Keeps an executor. One that has failed is built at once: the cause may have been mended.
+    fn keep(&mut self, number: usize, ctx: &mut Context<Self>) {
+        let Some(placed) = self.placed.get_mut(&number) else { return };
+        placed.role = Role::Current;
+        if matches!(placed.state, ExecutorState::Failed { .. } | ExecutorState::Quarantined { .. }) {
+            ctx.notify(Rebuild { placement: number, builds: placed.builds });
+        }
+    }
+
+    /// Starts an executor. It begins to load at once if it is `Current`.
+    fn place(&mut self, member: &str, placement: super::Placement, role: Role, ctx: &mut Context<Self>) {
+        let super::Placement { device, fingerprint, demand, batching, factory } = placement;
+        let number = self.next_number;
+        self.next_number += 1;
+        let queue = Queue::new(self.metrics.executor(member, &device));
+        let executor = start_executor(number, &device, &factory, &queue, batching, ctx);
+        let placed = Placed {
+            member: member.to_owned(),
+            device,
+            fingerprint,
+            demand,
+            batching,
+            factory,
+            handle: Some(Handle::new(Arc::clone(&queue), executor.clone())),
+            queue,
+            executor,
+            role,
+            state: ExecutorState::Loading(Arc::default()),
+            face: None,
+            is_awaited: role == Role::Held,
+            loading_since: Instant::now(),
+            ready_since: None,
+            failures: Backoff::default(),
+            builds: 0,
+        };
+        self.placed.insert(number, placed);
+        if role == Role::Current {
+            self.build(number);
+        }
+    }
+
+    fn build(&mut self, number: usize) {
+        let Some(placed) = self.placed.get_mut(&number) else { return };
+        let progress = Arc::new(LoadProgress::default());
+        placed.state = ExecutorState::Loading(Arc::clone(&progress));
+        placed.loading_since = Instant::now();
+        placed.builds += 1;
+        placed.executor.do_send(Build { progress });
+    }
+
+    /// Lets go of an executor: requests that have it finish, and then it ends.
+    fn retire(&mut self, number: usize) {
+        let Some(placed) = self.placed.get_mut(&number) else { return };
+        tracing::info!(member = placed.member, device = placed.device, "retires once it has answered what it has");
+        placed.role = Role::Retiring;
+        placed.handle = None;
+    }
+
+    /// After any change: what has served its time retires, what waited for room is built, and everybody is told.
+    fn settle(&mut self) {
+        for number in self.of_role(Role::Former) {
+            if self.placed.get(&number).is_some_and(|former| self.is_succeeded(&former.member)) {
+                self.retire(number);
+            }
+        }
+        if self.of_role(Role::Retiring).is_empty() {
+            for number in self.of_role(Role::Held) {
+                if let Some(placed) = self.placed.get_mut(&number) {
+                    placed.role = Role::Current;
+                }
+                self.build(number);
+            }
+        }
+        self.publish();
+    }
+
+    /// Whether the former executors of `member` can go: it is not served any more, or by others.
+    fn is_succeeded(&self, member: &str) -> bool {
+        let mut current = self.placed.values().filter(|placed| placed.role == Role::Current && placed.member == member);
+        let is_listed = self.listings.iter().any(|listing| listing.name == member);
+        let is_coming = |placed: &Placed| matches!(placed.state, ExecutorState::Loading(_));
+        let (ready, coming) = current.by_ref().fold((false, false), |(ready, coming), placed| {
+            (ready || placed.state.is_ready(), coming || is_coming(placed))
         });
-        let replicas = replicas.collect();
-        Member { listing: Arc::new(seat.listing), face: None, replicas }
+        !is_listed || (ready && !coming)
     }
 
-    /// Publishes a roster in which `change` has been made.
-    fn publish(&self, change: impl FnOnce(&mut Roster)) {
-        self.roster.send_modify(|roster| change(Arc::make_mut(roster)));
-    }
-
-    fn set_state(&self, placement: usize, state: ExecutorState) {
-        let Placed { member, replica, .. } = self.placed[placement];
-        self.publish(|roster| roster.members[member].replicas[replica].state = state);
+    fn publish(&self) {
+        let members = self.listings.iter().map(|listing| {
+            let of_member = || self.placed.values().filter(|placed| placed.member == listing.name);
+            Member {
+                listing: Arc::clone(listing),
+                replicas: of_member().filter_map(Placed::replica).collect(),
+                is_replaced: of_member().any(|placed| placed.is_awaited),
+            }
+        });
+        let default_model = self.settings.default_model.clone();
+        let roster = Roster { members: members.collect(), default_model, draining: self.is_draining };
+        self.roster.send_replace(Arc::new(roster));
     }
 
     /// Takes a failed executor out of service and has it built again after its pause.
-    fn failed(&mut self, placement: usize, cause: &'static str, state: ExecutorState, ctx: &mut Context<Self>) {
-        self.set_state(placement, state);
-        let policy = self.backoff;
-        let placed = &mut self.placed[placement];
+    fn failed(
+        &mut self,
+        number: usize,
+        cause: &'static str,
+        state: impl FnOnce(String) -> ExecutorState,
+        reason: String,
+        ctx: &mut Context<Self>,
+    ) {
+        let policy = self.settings.backoff;
+        let Some(placed) = self.placed.get_mut(&number) else { return };
         let served = placed.ready_since.take().map_or(Duration::ZERO, |since| since.elapsed());
-        let pause = placed.failures.after_failure(served, &policy);
-        self.metrics.restarted(&placed.name, &placed.device, cause);
-        tracing::info!(member = placed.name, device = placed.device, pause_ms = pause.as_millis(), "builds again");
-        ctx.notify_later(Rebuild(placement), pause);
+        let verdict = placed.failures.after_failure(served, &policy);
+        self.metrics.restarted(&placed.member, &placed.device, cause);
+        match verdict {
+            Verdict::Again(pause) => {
+                placed.state = state(reason);
+                placed.is_awaited = false;
+                let (member, device) = (&placed.member, &placed.device);
+                tracing::info!(member, device, pause_ms = pause.as_millis(), "builds again");
+                ctx.notify_later(Rebuild { placement: number, builds: placed.builds }, pause);
+            }
+            Verdict::Quarantine => self.quarantine(number, reason, ctx),
+        }
     }
 
-    /// Takes executors out of service whose thread is gone: messages to them are dropped in silence. With the thread
-    /// went the factory, so only another process can build them again.
-    fn look_for_lost(&mut self) {
-        for placement in 0..self.placed.len() {
-            let placed = &mut self.placed[placement];
-            if placed.is_lost || placed.executor.connected() {
+    fn quarantine(&mut self, number: usize, reason: String, ctx: &mut Context<Self>) {
+        let pause = self.settings.backoff.quarantine;
+        let Some(placed) = self.placed.get_mut(&number) else { return };
+        let (member, device) = (&placed.member, &placed.device);
+        tracing::error!(member, device, reason, pause_s = pause.as_secs(), "quarantined");
+        placed.state = ExecutorState::Quarantined { reason };
+        placed.is_awaited = false;
+        ctx.notify_later(Rebuild { placement: number, builds: placed.builds }, pause);
+    }
+
+    /// Replaces executors whose thread is gone: messages to them are dropped in silence.
+    fn look_for_lost(&mut self, ctx: &mut Context<Self>) {
+        let lost: Vec<usize> =
+            self.placed.iter().filter(|(_, placed)| !placed.executor.connected()).map(|(number, _)| *number).collect();
+        for &number in &lost {
+            let Some(placed) = self.placed.get_mut(&number) else { continue };
+            tracing::error!(member = placed.member, device = placed.device, "the executor's thread ended");
+            placed.queue.close();
+            if placed.role == Role::Retiring {
+                self.placed.remove(&number);
                 continue;
             }
-            placed.is_lost = true;
-            tracing::error!(member = placed.name, device = placed.device, "the executor's thread ended");
-            let reason = "the executor's thread ended; restart the server".to_owned();
-            self.set_state(placement, ExecutorState::Failed { reason });
-            self.placed[placement].queue.refuse_all();
+            let Placed { device, factory, queue, batching, .. } = &*placed;
+            placed.executor = start_executor(number, device, factory, queue, *batching, ctx);
+            placed.handle = Some(Handle::new(Arc::clone(&placed.queue), placed.executor.clone()));
+            let reason = "the executor's thread ended".to_owned();
+            self.failed(number, "lost", |reason| ExecutorState::Restarting { reason }, reason, ctx);
         }
+        if !lost.is_empty() {
+            self.settle();
+        }
+    }
+}
+
+impl Placed {
+    /// Its entry in the roster.
+    fn replica(&self) -> Option<Replica> {
+        let handle = self.handle.clone()?;
+        Some(Replica { device: self.device.clone(), state: self.state.clone(), face: self.face.clone(), handle })
     }
 }
 
 /// Starts an executor on a thread of its own.
 fn start_executor(
-    placement: usize,
+    number: usize,
     device: &str,
-    factory: Factory,
+    factory: &Factory,
     queue: &Arc<Queue>,
-    batch_tokens: usize,
+    batching: Batching,
     ctx: &mut Context<Supervisor>,
 ) -> Addr<Executor> {
     let supervisor = ctx.address().recipient();
-    let queue = Arc::clone(queue);
+    let (factory, queue) = (Arc::clone(factory), Arc::clone(queue));
     let thread_name = format!("exec-{device}");
     Executor::start_in_arbiter(&Arbiter::new().handle(), move |_| {
         name_thread(&thread_name);
-        Executor::new(placement, factory, queue, batch_tokens, supervisor)
+        Executor::new(number, factory, queue, batching, supervisor)
     })
 }
 
@@ -179,7 +349,7 @@ impl Actor for Supervisor {
     type Context = Context<Self>;
 
     fn started(&mut self, ctx: &mut Self::Context) {
-        ctx.run_interval(LOOK_EVERY, |supervisor, _| supervisor.look_for_lost());
+        ctx.run_interval(LOOK_EVERY, Supervisor::look_for_lost);
     }
 }
 
@@ -187,48 +357,47 @@ impl Handler<Report> for Supervisor {
     type Result = ();
 
     fn handle(&mut self, Report { placement, event }: Report, ctx: &mut Self::Context) {
-        let placed = &mut self.placed[placement];
-        let (member, device) = (placed.name.as_str(), placed.device.as_str());
+        let Some(placed) = self.placed.get_mut(&placement) else { return };
+        let (member, device) = (placed.member.as_str(), placed.device.as_str());
         match event {
             Event::Ready(face) => {
                 tracing::info!(member, device, load_s = placed.loading_since.elapsed().as_secs_f64(), "ready");
                 placed.ready_since = Some(Instant::now());
-                let (member, replica) = (placed.member, placed.replica);
-                self.publish(|roster| {
-                    let member = &mut roster.members[member];
-                    member.face = Some(face);
-                    member.replicas[replica].state = ExecutorState::Ready;
-                });
+                placed.face = Some(face);
+                placed.state = ExecutorState::Ready;
+                placed.is_awaited = false;
             }
             Event::BuildFailed { reason } => {
                 tracing::error!(member, device, reason, "could not be loaded");
-                self.failed(placement, "load", ExecutorState::Failed { reason }, ctx);
+                self.failed(placement, "load", |reason| ExecutorState::Failed { reason }, reason, ctx);
             }
             Event::Panicked => {
                 tracing::error!(member, device, "the forward panicked");
                 let reason = "the forward panicked".to_owned();
-                self.failed(placement, "panic", ExecutorState::Restarting { reason }, ctx);
+                self.failed(placement, "panic", |reason| ExecutorState::Restarting { reason }, reason, ctx);
             }
             Event::Failing { reason } => {
                 tracing::error!(member, device, reason, "the forward fails");
-                self.failed(placement, "error", ExecutorState::Restarting { reason }, ctx);
+                self.failed(placement, "error", |reason| ExecutorState::Restarting { reason }, reason, ctx);
+            }
+            Event::Retired => {
+                tracing::info!(member, device, "retired");
+                self.placed.remove(&placement);
             }
         }
+        self.settle();
     }
 }
 
 impl Handler<Rebuild> for Supervisor {
     type Result = ();
 
-    fn handle(&mut self, Rebuild(placement): Rebuild, _: &mut Self::Context) {
-        if self.placed[placement].is_lost {
-            return;
+    fn handle(&mut self, Rebuild { placement, builds }: Rebuild, _: &mut Self::Context) {
+        let is_due = |placed: &Placed| placed.builds == builds && placed.role != Role::Retiring;
+        if self.placed.get(&placement).is_some_and(is_due) {
+            self.build(placement);
+            self.publish();
         }
-        let progress = Arc::new(LoadProgress::default());
-        self.set_state(placement, ExecutorState::Loading(Arc::clone(&progress)));
-        let placed = &mut self.placed[placement];
-        placed.loading_since = Instant::now();
-        placed.executor.do_send(Build { progress });
     }
 }
 
@@ -237,6 +406,36 @@ impl Handler<Drain> for Supervisor {
 
     fn handle(&mut self, Drain: Drain, _: &mut Self::Context) {
         tracing::info!("draining: new work is refused");
-        self.publish(|roster| roster.draining = true);
+        self.is_draining = true;
+        self.publish();
+    }
+}
+
+impl Handler<Reload> for Supervisor {
+    type Result = Result<Reloaded, ReloadError>;
+
+    fn handle(&mut self, reload: Reload, ctx: &mut Self::Context) -> Self::Result {
+        let Reload { seats, settings, available_bytes } = reload;
+        let keeps = |placed: &Placed| {
+            if placed.role == Role::Retiring {
+                return false;
+            }
+            let of_member = seats.iter().filter(|seat| seat.listing.name == placed.member);
+            let mut placements = of_member.flat_map(|seat| &seat.placements);
+            placements.any(|it| it.device == placed.device && it.fingerprint == placed.fingerprint)
+        };
+        let (kept, freed): (Vec<&Placed>, Vec<&Placed>) = self.placed.values().partition(|placed| keeps(placed));
+        let is_kept = |seat: &Seat, placement: &super::Placement| {
+            kept.iter().any(|placed| placed.member == seat.listing.name && placed.device == placement.device)
+        };
+        let wanted = seats.iter().flat_map(|seat| seat.placements.iter().filter(|it| !is_kept(seat, it)));
+        let wanted: Vec<Demand> = wanted.filter_map(|placement| placement.demand.clone()).collect();
+        let freed: Vec<Demand> = freed.iter().filter_map(|placed| placed.demand.clone()).collect();
+        let room = available_bytes.map_or(Ok(Room::Beside), |bytes| Room::find(&wanted, &freed, bytes))?;
+        if room == Room::After {
+            tracing::warn!("old and new executors do not fit together: the old ones stop first, and requests wait");
+        }
+        self.settings = settings;
+        Ok(self.seat_all(seats, room == Room::After, ctx))
     }
 }

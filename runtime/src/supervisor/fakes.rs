@@ -3,17 +3,15 @@
 //! No test sleeps. A forward that finds [`HOLD`] says so and waits until the test lets it go, so that a test knows
 //! what is running and what is queued.
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
-use prometheus::IntGauge;
 use synod_kernels::KernelError;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 
-use crate::admission::{Gate, HeldBytes, Ticket};
-use crate::executor::{Face, Factory, Loaded};
+use crate::executor::{Batching, Face, Factory, Loaded, Occupied};
 use crate::family::{Block, Family, Logits, Pending, Plan, Readout, Rendered, Tree};
 use crate::member::Progress;
 use crate::model::{Forward, ModelError};
@@ -40,10 +38,12 @@ pub(crate) struct Puppet {
     /// How many of the next loads fail.
     pub(crate) failing_loads: AtomicUsize,
     pub(crate) loads: AtomicUsize,
-    /// Whether the next load ends its own thread.
-    pub(crate) fatal_load: AtomicBool,
+    /// How many of the next loads end their own thread.
+    pub(crate) fatal_loads: AtomicUsize,
     /// The prefixes' first tokens of every call of the forward, in order.
     pub(crate) calls: Mutex<Vec<Vec<u32>>>,
+    /// How many forwards have been dropped.
+    drops: watch::Sender<usize>,
     entered: mpsc::UnboundedSender<()>,
     release: Receiver<()>,
 }
@@ -61,6 +61,9 @@ pub(crate) struct Strings {
     pub(crate) puppet: Arc<Puppet>,
     entered: mpsc::UnboundedReceiver<()>,
     release: Sender<()>,
+    /// Of the seats that are made next.
+    pub(crate) fingerprint: String,
+    pub(crate) window: Duration,
 }
 
 impl Strings {
@@ -70,12 +73,13 @@ impl Strings {
         let puppet = Arc::new(Puppet {
             failing_loads: AtomicUsize::new(0),
             loads: AtomicUsize::new(0),
-            fatal_load: AtomicBool::new(false),
+            fatal_loads: AtomicUsize::new(0),
             calls: Mutex::default(),
+            drops: watch::Sender::new(0),
             entered: entered_sender,
             release: release_receiver,
         });
-        Strings { puppet, entered, release }
+        Strings { puppet, entered, release, fingerprint: "first".into(), window: Duration::ZERO }
     }
 
     /// Waits until a forward holds.
@@ -86,6 +90,11 @@ impl Strings {
     /// Lets one held forward go, now or once it holds.
     pub(crate) fn let_go(&self) {
         self.release.send(()).unwrap();
+    }
+
+    /// Waits until `count` forwards have been dropped.
+    pub(crate) async fn dropped(&self, count: usize) {
+        self.puppet.drops.subscribe().wait_for(|drops| *drops >= count).await.unwrap();
     }
 
     pub(crate) fn calls(&self) -> Vec<Vec<u32>> {
@@ -106,7 +115,13 @@ impl Strings {
             profile: "fp32".into(),
             required: true,
         };
-        let place = |device: &&str| Placement { device: (*device).into(), factory: factory(&self.puppet) };
+        let place = |device: &&str| Placement {
+            device: (*device).into(),
+            fingerprint: self.fingerprint.clone(),
+            demand: None,
+            batching: Batching { tokens: 100, window: self.window },
+            factory: factory(&self.puppet),
+        };
         Seat { listing, placements: devices.iter().map(place).collect() }
     }
 }
@@ -122,20 +137,21 @@ pub(crate) fn patient_settings() -> Settings {
 }
 
 fn settings_with_pause(pause: Duration) -> Settings {
-    let backoff = Policy { first: pause, longest: pause, forgiven_after: Duration::ZERO };
-    Settings { default_model: None, batch_tokens: 100, backoff }
+    let backoff = Policy { first: pause, longest: pause, forgiven_after: Duration::from_hours(1), ..Policy::default() };
+    Settings { default_model: None, backoff }
 }
 
 fn factory(puppet: &Arc<Puppet>) -> Factory {
     let puppet = Arc::clone(puppet);
-    Box::new(move |progress| {
+    Arc::new(move |progress| {
         puppet.loads.fetch_add(1, Ordering::SeqCst);
-        if puppet.fatal_load.load(Ordering::SeqCst) {
+        let fails = |left: usize| left.checked_sub(1);
+        if puppet.fatal_loads.fetch_update(Ordering::SeqCst, Ordering::SeqCst, fails).is_ok() {
             actix::Arbiter::current().stop();
+            return Err("the thread is about to end".into());
         }
         progress.start(100);
         progress.advance(40);
-        let fails = |left: usize| left.checked_sub(1);
         if puppet.failing_loads.fetch_update(Ordering::SeqCst, Ordering::SeqCst, fails).is_ok() {
             return Err("model.safetensors: expected a file, found none".into());
         }
@@ -155,6 +171,12 @@ fn factory(puppet: &Arc<Puppet>) -> Factory {
 struct PuppetForward {
     puppet: Arc<Puppet>,
     tokens_computed: u64,
+}
+
+impl Drop for PuppetForward {
+    fn drop(&mut self) {
+        self.puppet.drops.send_modify(|drops| *drops += 1);
+    }
 }
 
 impl Forward for PuppetForward {
@@ -189,10 +211,9 @@ impl Forward for PuppetForward {
     }
 }
 
-/// A ticket of a gate of its own.
-pub(crate) fn ticket() -> Ticket {
-    let gate = Gate::new(1, 0, IntGauge::new("inflight", "test").unwrap());
-    Ticket { permit: gate.enter().unwrap(), held: HeldBytes::new(0).share() }
+/// What a request occupies that nobody counts.
+pub(crate) fn nothing() -> Occupied {
+    Arc::new(())
 }
 
 /// A plan of `tokens` tokens (at least two) whose forward gives `first`.

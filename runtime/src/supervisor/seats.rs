@@ -1,4 +1,4 @@
-//! From a deployment's members to what the supervisor starts: what this build serves, and how it is loaded.
+//! From a deployment's members to what the supervisor starts: what this build serves, what it needs, how it is loaded.
 //!
 //! A member's package is opened once, by whichever of its executors comes first, and its reading half is shared by
 //! all. After a load that failed it is opened anew: a file may have been put back. What trying again cannot mend, a
@@ -11,9 +11,9 @@ use synod_config::{self as config, Cores, Profile};
 use synod_kernels::KernelError;
 use synod_kernels::cpu::{CpuDevice, Isa};
 
+use super::Listing;
 use super::fit::{Demand, Shortage, Wanted, check_room};
-use super::{Listing, Placement, Seat};
-use crate::executor::{Face, LoadProgress, Loaded};
+use crate::executor::{Batching, Face, Factory, LoadProgress, Loaded};
 use crate::family::vela::Vela;
 use crate::member::{Anchor, Digest, MemberError, MemberFiles, Progress, Trust};
 use crate::model::Model;
@@ -22,13 +22,28 @@ use crate::wire::request::Limits;
 
 type LoadError = Box<dyn Error + Send + Sync>;
 
+/// A member to serve and the devices to serve it on.
+pub struct Seat {
+    pub listing: Listing,
+    pub placements: Vec<Placement>,
+}
+
+/// One device of a member, and how to load the member on it.
+pub struct Placement {
+    pub device: String,
+    /// Equal where an executor that runs already would do the same as a new one.
+    pub fingerprint: String,
+    /// The memory that it takes; absent if the package could not be looked at.
+    pub demand: Option<Demand>,
+    pub batching: Batching,
+    pub factory: Factory,
+}
+
 /// What all members are seated with.
 #[derive(Clone, Copy, Debug)]
 pub struct Seating {
     pub limits: Limits,
-    pub batch_tokens: usize,
-    /// What the members may take of this host's memory; not looked at if absent.
-    pub host_bytes: Option<u64>,
+    pub batching: Batching,
     /// Makes whoever follows each load beside the roster, such as a bar at a terminal.
     pub follower: Option<fn() -> Box<dyn Progress>>,
 }
@@ -55,27 +70,17 @@ pub enum SeatError {
 /// # Errors
 /// [`SeatError`], for the first member that this build or this machine does not serve.
 pub fn seats(members: &[config::Member], seating: Seating) -> Result<Vec<Seat>, SeatError> {
-    let seats = members.iter().map(|member| seat(member, seating)).collect::<Result<_, _>>()?;
-    if let Some(host_bytes) = seating.host_bytes {
-        check_room(&demands(members, seating)?, host_bytes)?;
-    }
-    Ok(seats)
+    members.iter().map(|member| seat(member, seating)).collect()
 }
 
-/// What every placement needs, before any is loaded. A package that cannot be opened now has no place here: its
-/// executors will say so, and try again.
-fn demands(members: &[config::Member], seating: Seating) -> Result<Vec<Demand>, SeatError> {
-    let mut demands = Vec::new();
-    for member in members {
-        let Ok(files) = open(member) else { continue };
-        let wanted = Wanted::of(member, &files, seating.batch_tokens, seating.limits.max_options);
-        for placement in &member.placements {
-            let hardware = hardware(placement).map_err(|source| device_error(member, placement, source))?;
-            let device = placement.to_string();
-            demands.push(Demand { member: member.name.clone(), device, need: wanted.need(hardware) });
-        }
-    }
-    Ok(demands)
+/// Whether all placements of `seats` fit into `host_bytes`, before any is loaded.
+///
+/// # Errors
+/// [`SeatError::Memory`], for the first one that does not.
+pub fn check_host(seats: &[Seat], host_bytes: u64) -> Result<(), SeatError> {
+    let placements = seats.iter().flat_map(|seat| &seat.placements);
+    let demands: Vec<Demand> = placements.filter_map(|placement| placement.demand.clone()).collect();
+    Ok(check_room(&demands, host_bytes)?)
 }
 
 /// What a placement computes on; of cores that it leaves open, those of this machine.
@@ -116,7 +121,14 @@ pub fn open(member: &config::Member) -> Result<MemberFiles, MemberError> {
 
 fn seat(member: &config::Member, seating: Seating) -> Result<Seat, SeatError> {
     let shared = Arc::new(Shared { member: member.clone(), seating, opened: Mutex::default() });
-    let placements = member.placements.iter().map(|placement| place(&shared, placement)).collect::<Result<_, _>>()?;
+    // A package that cannot be opened now has no demand: its executors will say so, and try again.
+    let max_options = seating.limits.max_options;
+    let wanted = open(member).ok().map(|files| Wanted::of(member, &files, seating.batching.tokens, max_options));
+    let placements = member
+        .placements
+        .iter()
+        .map(|placement| place(&shared, placement, wanted.as_ref()))
+        .collect::<Result<_, _>>()?;
     let listing = Listing {
         name: member.name.clone(),
         aliases: member.aliases.clone(),
@@ -128,12 +140,33 @@ fn seat(member: &config::Member, seating: Seating) -> Result<Seat, SeatError> {
     Ok(Seat { listing, placements })
 }
 
-fn place(shared: &Arc<Shared>, placement: &config::Placement) -> Result<Placement, SeatError> {
+fn place(shared: &Arc<Shared>, placement: &config::Placement, wanted: Option<&Wanted>) -> Result<Placement, SeatError> {
     let cores = cores(&shared.member, placement)?.clone();
     device(&cores).map_err(|source| device_error(&shared.member, placement, source))?;
+    let hardware = hardware(placement).map_err(|source| device_error(&shared.member, placement, source))?;
+    let name = placement.to_string();
+    let demand = wanted.map(|wanted| Demand {
+        member: shared.member.name.clone(),
+        device: name.clone(),
+        need: wanted.need(hardware),
+    });
+    let (fingerprint, batching) = (fingerprint(&shared.member, shared.seating), shared.seating.batching);
     let shared = Arc::clone(shared);
-    let factory = Box::new(move |progress: &LoadProgress| shared.load(&cores, progress));
-    Ok(Placement { device: placement.to_string(), factory })
+    let factory = Arc::new(move |progress: &LoadProgress| shared.load(&cores, progress));
+    Ok(Placement { device: name, fingerprint, demand, batching, factory })
+}
+
+/// Everything that a loaded member depends on, but for its device: what is only shown of it is left out.
+fn fingerprint(member: &config::Member, seating: Seating) -> String {
+    let shown = config::Member {
+        placements: Vec::new(),
+        required: true,
+        aliases: Vec::new(),
+        description: None,
+        release_date: None,
+        ..member.clone()
+    };
+    format!("{shown:?} {:?} {:?}", seating.limits, seating.batching)
 }
 
 /// The cores of a placement that this build serves.
@@ -171,7 +204,7 @@ impl Shared {
     fn load(&self, cores: &Cores, progress: &LoadProgress) -> Result<Loaded, LoadError> {
         let opened = self.open()?;
         let followed = Followed { progress, follower: self.seating.follower.map(|follower| follower()) };
-        let model = Model::load(device(cores)?, &opened.package, self.seating.batch_tokens, &followed)
+        let model = Model::load(device(cores)?, &opened.package, self.seating.batching.tokens, &followed)
             .inspect_err(|_| self.forget())?;
         Ok(Loaded { forward: Box::new(model), face: Arc::clone(&opened.face) })
     }
@@ -221,6 +254,7 @@ impl Progress for Followed<'_> {
 #[cfg(test)]
 mod tests {
     use std::path::Path;
+    use std::time::Duration;
 
     use synod_config::Deployment;
 
@@ -231,9 +265,13 @@ mod tests {
         Deployment::from_toml_with(&text, Path::new("x.toml"), |_| true).unwrap().0.members.remove(0)
     }
 
+    fn seating() -> Seating {
+        let batching = Batching { tokens: 1, window: Duration::ZERO };
+        Seating { limits: Limits::default(), batching, follower: None }
+    }
+
     fn seated(lines: &str) -> Result<usize, String> {
-        let seating = Seating { limits: Limits::default(), batch_tokens: 1, host_bytes: Some(0), follower: None };
-        let seats = seats(&[member(lines)], seating).map_err(|error| error.to_string())?;
+        let seats = seats(&[member(lines)], seating()).map_err(|error| error.to_string())?;
         Ok(seats[0].placements.len())
     }
 
@@ -262,20 +300,35 @@ mod tests {
         let mut member = member("devices = [\"cpu:*\"]");
         member.path = fixture.into();
         member.anchor = Some(anchor.to_string().parse().unwrap());
-        let seating = |host_bytes| Seating { limits: Limits::default(), batch_tokens: 1, host_bytes, follower: None };
-        let members = [member.clone(), member];
-        let needs = demands(&members, seating(None)).unwrap();
-        assert_eq!(needs.len(), 2);
-        let (first, second) = (needs[0].need.total(), needs[1].need.total());
-        let shortage = |host_bytes| match seats(&members, seating(Some(host_bytes))) {
+        let seats = seats(&[member.clone(), member], seating()).unwrap();
+        let demands: Vec<&Demand> = seats.iter().map(|seat| seat.placements[0].demand.as_ref().unwrap()).collect();
+        let (first, second) = (demands[0].need.total(), demands[1].need.total());
+        let shortage = |host_bytes| match check_host(&seats, host_bytes) {
             Err(SeatError::Memory(shortage)) => shortage,
             Err(other) => panic!("{other}"),
-            Ok(_) => panic!("seated"),
+            Ok(()) => panic!("it fits"),
         };
-        assert_eq!(shortage(first - 1).demand, needs[0]);
-        assert_eq!(shortage(first + second - 1).demand, needs[1]);
-        assert!(seats(&members, seating(Some(first + second))).is_ok());
-        assert!(seats(&members, seating(None)).is_ok());
+        assert_eq!(shortage(first - 1).demand, *demands[0]);
+        assert_eq!(shortage(first + second - 1).demand, *demands[1]);
+        assert!(check_host(&seats, first + second).is_ok());
+    }
+
+    /// What is only shown of a member costs no executor; what it computes with does.
+    #[test]
+    fn a_fingerprint_is_of_what_is_loaded() {
+        let print = |lines: &str| fingerprint(&member(lines), seating());
+        let plain = print("devices = [\"cpu:0\"]");
+        for shown in ["description = \"x\"", "aliases = [\"x\"]", "required = false", "release_date = \"2026-01-01\""] {
+            assert_eq!(print(&format!("devices = [\"cpu:0\", \"cpu:1\"]\n{shown}")), plain, "{shown}");
+        }
+        for loaded in ["path = \"other\"", "noul_calibration = true", "prefix_cache_mib = 7"] {
+            let text = format!("[[member]]\nname = \"m\"\ndevices = [\"cpu:0\"]\n{loaded}\n");
+            let text = if loaded.starts_with("path") { text } else { format!("{text}path = \"m\"\n") };
+            let member = Deployment::from_toml_with(&text, Path::new("x.toml"), |_| true).unwrap().0.members.remove(0);
+            assert_ne!(fingerprint(&member, seating()), plain, "{loaded}");
+        }
+        let larger = Seating { batching: Batching { tokens: 2, window: Duration::ZERO }, ..seating() };
+        assert_ne!(fingerprint(&member("devices = [\"cpu:0\"]"), larger), plain);
     }
 
     /// Loading it again and again would never serve it; another machine may.

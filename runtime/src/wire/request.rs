@@ -24,6 +24,8 @@ pub enum Strictness {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     pub max_questions: usize,
+    /// Of one call that has several.
+    pub max_states: usize,
     /// Code points.
     pub max_question_id_chars: usize,
     /// Options, labels or names of one question.
@@ -33,7 +35,7 @@ pub struct Limits {
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { max_questions: 256, max_question_id_chars: 256, max_options: 255, max_score_levels: 10 }
+        Self { max_questions: 256, max_states: 64, max_question_id_chars: 256, max_options: 255, max_score_levels: 10 }
     }
 }
 
@@ -47,6 +49,24 @@ pub struct Request {
     pub questions: Vec<(String, Question)>,
     /// Milliseconds that the caller gives the whole call, above 0.
     pub deadline_ms: Option<u64>,
+}
+
+/// The body of a `POST` to `/v1/decisions` that has several states.
+#[derive(Clone, Debug, PartialEq)]
+pub struct States {
+    /// As a [`Request`]'s.
+    pub model: Option<String>,
+    /// In request order, at least one; names are unique.
+    pub states: Vec<(String, State)>,
+    pub deadline_ms: Option<u64>,
+}
+
+/// One of several states, and what is asked of it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct State {
+    pub state: Value,
+    /// In request order, at least one; ids are unique.
+    pub questions: Vec<(String, Question)>,
 }
 
 /// A body that is no [`Request`].
@@ -88,7 +108,7 @@ impl Request {
         if fields.state.is_none() {
             problems.add(&["state"], "missing", "is required");
         }
-        let questions = read_questions(fields.questions.take(), limits, &mut problems);
+        let questions = read_questions(fields.questions.take(), &["questions"], limits, &mut problems);
         let model = read_model(fields.model.take(), &mut problems);
         let deadline_ms = read_deadline(fields.options.take(), &mut problems);
         let request =
@@ -98,6 +118,88 @@ impl Request {
             request => Err(Malformed { details: problems.found, contents: request.map(Box::new) }),
         }
     }
+}
+
+impl States {
+    /// Whether `body` has several states, rightly or not.
+    pub fn are_in(body: &Value) -> bool {
+        matches!(body, Value::Object(body) if body.get("states").is_some())
+    }
+
+    /// Reads a body that [has several states](Self::are_in).
+    ///
+    /// # Errors
+    /// As [`Request::read`]; what is wrong with one state's envelope refuses the call, what its state or its questions
+    /// mean is not looked at here.
+    pub fn read(body: Value, limits: &Limits) -> Result<States, Malformed> {
+        let mut problems = Problems::default();
+        let Value::Object(body) = body else {
+            problems.add(&[], "dict_type", "must be an object");
+            return Err(Malformed { details: problems.found, contents: None });
+        };
+        problems.unknown_keys(&[], &body, &["model", "states", "options"]);
+        let (mut model, mut states, mut options) = (None, None, None);
+        for (key, value) in body {
+            match key.as_str() {
+                "model" => model = Some(value),
+                "states" => states = Some(value),
+                "options" => options = Some(value),
+                _ => {}
+            }
+        }
+        let states = read_states(states, limits, &mut problems);
+        let model = read_model(model, &mut problems);
+        let deadline_ms = read_deadline(options, &mut problems);
+        match states {
+            Some(states) if problems.found.is_empty() => Ok(States { model, states, deadline_ms }),
+            _ => Err(Malformed { details: problems.found, contents: None }),
+        }
+    }
+}
+
+/// The states, if they are an object of a number of them that is allowed; each that can be read.
+fn read_states(value: Option<Value>, limits: &Limits, problems: &mut Problems) -> Option<Vec<(String, State)>> {
+    let Some(Value::Object(states)) = value else {
+        problems.add(&["states"], "dict_type", "must be an object");
+        return None;
+    };
+    let problem = match states.len() {
+        0 => ("too_short", "needs at least 1".to_owned()),
+        len if len > limits.max_states => ("too_long", format!("takes at most {}", limits.max_states)),
+        _ => {
+            let read =
+                |(name, value): (String, Value)| Some((name.clone(), read_state(&name, value, limits, problems)?));
+            return Some(states.into_iter().filter_map(read).collect());
+        }
+    };
+    problems.add(&["states"], problem.0, problem.1);
+    None
+}
+
+fn read_state(name: &str, value: Value, limits: &Limits, problems: &mut Problems) -> Option<State> {
+    let loc = &["states", name];
+    let Value::Object(fields) = value else {
+        problems.add(loc, "dict_type", "must be an object");
+        return None;
+    };
+    if name.chars().count() > limits.max_question_id_chars {
+        problems.add(loc, "too_long", format!("a name takes at most {} characters", limits.max_question_id_chars));
+        return None;
+    }
+    problems.unknown_keys(loc, &fields, &["state", "questions"]);
+    let (mut state, mut questions) = (None, None);
+    for (key, value) in fields {
+        match key.as_str() {
+            "state" => state = Some(value),
+            "questions" => questions = Some(value),
+            _ => {}
+        }
+    }
+    if state.is_none() {
+        problems.add(&[loc, &["state"][..]].concat(), "missing", "is required");
+    }
+    let questions = read_questions(questions, &[loc, &["questions"][..]].concat(), limits, problems);
+    state.zip(questions).map(|(state, questions)| State { state, questions })
 }
 
 /// The known keys of a body.
@@ -138,7 +240,8 @@ impl Problems {
     fn unknown_keys(&mut self, loc: &[&str], object: &Object, known: &[&str]) {
         for key in object.keys().filter(|key| !known.contains(key)).take(MAX_NAMED_KEYS) {
             let msg = match (loc, key) {
-                ([], "states") => "several states in one call are not supported; send state and questions",
+                ([], "states") => "several states in one call are for /v1/decisions; send state and questions",
+                ([], "state" | "questions") => "belongs to each of the states",
                 _ => "unknown field",
             };
             self.add(&[loc, &[key]].concat(), "extra_forbidden", msg);
@@ -153,8 +256,12 @@ fn problem(loc: &[&str], code: &'static str, msg: impl Into<String>) -> Detail {
 }
 
 /// The questions, if they are an object of a number of them that is allowed.
-fn read_questions(value: Option<Value>, limits: &Limits, problems: &mut Problems) -> Option<Vec<(String, Question)>> {
-    let loc = &["questions"];
+fn read_questions(
+    value: Option<Value>,
+    loc: &[&str],
+    limits: &Limits,
+    problems: &mut Problems,
+) -> Option<Vec<(String, Question)>> {
     let questions = match value {
         Some(Value::Object(questions)) => questions,
         Some(_) => {

@@ -78,6 +78,28 @@ pub enum Refusal {
     InvalidModelOutput { question: String },
 }
 
+/// Why one of several states has no answers.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StateError {
+    /// A stable code of the table in system-one.md.
+    pub code: &'static str,
+    pub message: String,
+}
+
+impl From<Refusal> for StateError {
+    fn from(refusal: Refusal) -> Self {
+        let (code, message) = match refusal {
+            Refusal::Invalid(details) => details
+                .into_iter()
+                .next()
+                .map_or_else(|| ("type", "is invalid".to_owned()), |detail| (detail.code, detail.msg)),
+            Refusal::TooLong { message } => ("too_long", message),
+            Refusal::InvalidModelOutput { .. } => ("invalid_model_output", "a logit is not finite".to_owned()),
+        };
+        StateError { code, message }
+    }
+}
+
 /// One entry of a 422's `detail`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Detail {
@@ -99,29 +121,66 @@ pub enum Loc {
 pub fn write_decision(model: &str, decision: &Decision) -> String {
     let mut out = String::from("{\"model\":");
     write_text(&mut out, model);
-    out.push_str(",\"answers\":");
-    write_object(&mut out, pairs(&decision.answers), write_answer);
-    out.push_str(",\"usage\":{\"input_tokens\":");
-    out.push_str(&decision.input_tokens.to_string());
+    out.push(',');
+    write_contents(&mut out, decision);
+    out.push('}');
+    out
+}
+
+/// The body of a 200 to several states (system-one.md): a state that was refused has an error in its place.
+pub fn write_decisions(model: &str, states: &[(String, Result<Decision, StateError>)]) -> String {
+    let mut out = String::from("{\"model\":");
+    write_text(&mut out, model);
+    out.push_str(",\"states\":");
+    write_object(&mut out, pairs(states), |out, state| match state {
+        Ok(decision) => {
+            out.push('{');
+            write_contents(out, decision);
+            out.push('}');
+        }
+        Err(StateError { code, message }) => {
+            out.push_str("{\"error\":");
+            write_text(out, code);
+            out.push_str(",\"message\":");
+            write_text(out, &echo(message));
+            out.push('}');
+        }
+    });
+    let answered = states.iter().filter_map(|(_, state)| state.as_ref().ok());
+    out.push(',');
+    write_usage(&mut out, answered.map(|decision| decision.input_tokens).sum());
+    out.push('}');
+    out
+}
+
+fn write_usage(out: &mut String, input_tokens: usize) {
+    out.push_str("\"usage\":{\"input_tokens\":");
+    out.push_str(&input_tokens.to_string());
     out.push_str(",\"output_tokens\":0}");
+}
+
+/// What a response says of one state, without the braces around it.
+fn write_contents(out: &mut String, decision: &Decision) {
+    out.push_str("\"answers\":");
+    write_object(out, pairs(&decision.answers), write_answer);
+    out.push(',');
+    write_usage(out, decision.input_tokens);
     if !decision.spans.is_empty() {
         out.push_str(",\"spans\":");
-        write_object(&mut out, pairs(&decision.spans), |out, spans| write_array(out, spans, write_span));
+        write_object(out, pairs(&decision.spans), |out, spans| write_array(out, spans, write_span));
     }
     if !decision.span_heads.is_empty() {
         out.push_str(",\"span_heads\":");
-        write_object(&mut out, pairs(&decision.span_heads), |out, head| write_text(out, head));
+        write_object(out, pairs(&decision.span_heads), |out, head| write_text(out, head));
     }
     if !decision.sets.is_empty() {
         out.push_str(",\"sets\":");
-        write_object(&mut out, pairs(&decision.sets), write_set);
+        write_object(out, pairs(&decision.sets), write_set);
     }
     if !decision.thresholds.is_empty() {
         out.push_str(",\"thresholds\":");
-        write_floats(&mut out, &decision.thresholds);
+        write_floats(out, &decision.thresholds);
     }
-    out.push('}');
-    out
 }
 
 /// The body of a 422. Steps and messages beyond [`MAX_ECHO_CHARS`] are cut.

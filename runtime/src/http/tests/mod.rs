@@ -16,9 +16,10 @@ use actix_web::web;
 use futures_util::FutureExt;
 use futures_util::future::{Either, select};
 use serde_json::Value;
+use tokio::sync::watch;
 
-use super::{Bodies, Keys, Service, Surface, app};
-use crate::admission::{self, Admission};
+use super::{Bodies, Keys, Service, Surface, Terms, app};
+use crate::admission::{self, Admission, Bounds};
 use crate::metrics::{Metrics, Reporter};
 use crate::supervisor::fakes::{Strings, patient_settings, settings};
 use crate::supervisor::{self, Drain, Roster, Supervisor};
@@ -66,18 +67,21 @@ impl Reply {
 
 fn admission_settings() -> admission::Settings {
     admission::Settings {
-        threads: 2,
         max_body_bytes: MAX_BODY_BYTES,
         max_depth: 16,
         limits: Limits::default(),
-        max_requests: 4,
-        max_tokens: 1000,
+        bounds: Bounds { max_requests: 4, max_tokens: 1000 },
         request_timeout: Duration::from_mins(1),
     }
 }
 
+fn bounded(max_requests: usize, max_tokens: usize) -> admission::Settings {
+    admission::Settings { bounds: Bounds { max_requests, max_tokens }, ..admission_settings() }
+}
+
 /// What a test may want to be different.
 struct Setup {
+    threads: usize,
     admission: admission::Settings,
     supervisor: supervisor::Settings,
     keys: Keys,
@@ -87,7 +91,7 @@ struct Setup {
 impl Default for Setup {
     fn default() -> Self {
         let (keys, strings) = (Keys::default(), Strings::new());
-        Setup { admission: admission_settings(), supervisor: settings(), keys, strings }
+        Setup { threads: 2, admission: admission_settings(), supervisor: settings(), keys, strings }
     }
 }
 
@@ -107,13 +111,16 @@ impl Harness {
         let metrics = Arc::new(Metrics::new());
         let seats = vec![setup.strings.seat("m"), Strings::new().seat("other")];
         let (supervisor, roster) = Supervisor::start_all(seats, setup.supervisor, Arc::clone(&metrics));
+        let bodies = Bodies::new(MAX_BODY_BYTES, setup.admission.request_timeout);
+        let (_, terms) = watch::channel(Arc::new(Terms { keys: setup.keys, bodies }));
+        let (_, settings) = watch::channel(Arc::new(setup.admission));
         let service = web::Data::new(Service {
-            admission: Admission::start(setup.admission, roster.clone(), Arc::clone(&metrics)),
+            admission: Admission::start(setup.threads, settings, roster.clone(), Arc::clone(&metrics)),
             reporter: Reporter::new(Arc::clone(&metrics), roster.clone()).start(),
             roster,
             metrics,
-            keys: setup.keys,
-            bodies: Bodies::new(MAX_BODY_BYTES, setup.admission.request_timeout),
+            terms,
+            reload: None,
         });
         (Harness { service, supervisor }, setup.strings)
     }
@@ -149,7 +156,7 @@ impl Harness {
     async fn assert_nothing_is_counted(&self) {
         self.service.admission.gate().idle().await;
         assert_eq!(self.service.admission.gate().tokens(), 0);
-        assert_eq!(self.service.bodies.held_bytes(), 0);
+        assert_eq!(self.service.terms.borrow().bodies.held_bytes(), 0);
         assert_eq!(self.metric("synod_inflight"), 0);
     }
 }
@@ -300,7 +307,7 @@ async fn unknown_models_are_answered_with_the_known_ones_and_never_become_labels
 
 #[actix::test]
 async fn requests_beyond_the_queue_are_told_to_wait() {
-    let admission = admission::Settings { max_requests: 1, ..admission_settings() };
+    let admission = bounded(1, 1000);
     let (harness, mut strings) = Harness::start_with(Setup { admission, ..Setup::default() }).await;
     let held = until_held(Box::pin(harness.ask("hold")), &mut strings).await;
     let full = harness.ask("x").await;
@@ -315,7 +322,7 @@ async fn requests_beyond_the_queue_are_told_to_wait() {
 
 #[actix::test]
 async fn tokens_beyond_the_queue_are_told_to_wait() {
-    let admission = admission::Settings { max_tokens: 99, ..admission_settings() };
+    let admission = bounded(4, 99);
     let (harness, mut strings) = Harness::start_with(Setup { admission, ..Setup::default() }).await;
     let held = until_held(Box::pin(harness.ask("hold")), &mut strings).await;
     assert_eq!(harness.ask("x").await.refusal(), (429, "queue_tokens".into()));
@@ -344,7 +351,7 @@ async fn a_deadline_ends_the_wait_and_the_work() {
 /// More work than the deployment takes at a time could never be admitted: trying again would not help.
 #[actix::test]
 async fn a_request_beyond_the_deployment_is_too_long() {
-    let admission = admission::Settings { max_tokens: 49, ..admission_settings() };
+    let admission = bounded(4, 49);
     let (harness, strings) = Harness::start_with(Setup { admission, ..Setup::default() }).await;
     let reply = harness.ask("x").await;
     assert_eq!(reply.refusal(), (413, "too_long".into()));
@@ -394,10 +401,9 @@ async fn long_bodies_hold_up_neither_short_ones_nor_answers() {
 /// connecting, sending and leaving would grow the process without bound.
 #[actix::test]
 async fn what_departed_clients_sent_stays_counted_until_it_is_gone() {
-    let admission = admission::Settings { threads: 1, ..admission_settings() };
-    let (harness, mut strings) = Harness::start_with(Setup { admission, ..Setup::default() }).await;
+    let (harness, mut strings) = Harness::start_with(Setup { threads: 1, ..Setup::default() }).await;
     drop(until_held(Box::pin(harness.send(long("render hold"))), &mut strings).await);
-    let reading_bytes = harness.service.bodies.held_bytes();
+    let reading_bytes = harness.service.terms.borrow().bodies.held_bytes();
     assert!(reading_bytes > 0);
     for left in 2..=4 {
         let mut leaving = Box::pin(harness.send(long("x")));
@@ -407,7 +413,7 @@ async fn what_departed_clients_sent_stays_counted_until_it_is_gone() {
         drop(leaving);
         assert_eq!(harness.metric("synod_inflight"), left);
     }
-    assert!(harness.service.bodies.held_bytes() > reading_bytes);
+    assert!(harness.service.terms.borrow().bodies.held_bytes() > reading_bytes);
     assert_eq!(harness.ask("x").await.refusal(), (429, "queue_requests".into()));
     strings.let_go();
     harness.assert_nothing_is_counted().await;
@@ -469,13 +475,14 @@ async fn a_client_that_leaves_is_counted_and_its_work_never_runs() {
     assert_eq!(harness.metric(r#"synod_cancelled_total{device="cpu:0",member="m"}"#), 1);
 }
 
+/// A request that brings its executor down is given one more chance, alone, and brings down no third one.
 #[actix::test]
 async fn a_panic_is_one_honest_error() {
     let (harness, strings) = Harness::start().await;
     let reply = harness.ask("panic").await;
     assert_eq!(reply.refusal(), (500, "inference failed".into()));
     assert_eq!(reply.text, r#"{"detail":"inference failed"}"#);
-    let rebuilt = |roster: &Arc<Roster>| strings.puppet.loads.load(Ordering::SeqCst) == 2 && roster.is_ready();
+    let rebuilt = |roster: &Arc<Roster>| strings.puppet.loads.load(Ordering::SeqCst) == 3 && roster.is_ready();
     harness.service.roster.clone().wait_for(rebuilt).await.unwrap();
     assert_eq!(harness.ask("x").await.status, 200);
     harness.assert_nothing_is_counted().await;

@@ -230,7 +230,7 @@ fn presets_and_aliases_follow_the_member() {
 #[test]
 fn a_deployment_can_lower_every_limit() {
     let (calibration, has_broad) = member("tiny-08b");
-    let limits = Limits { max_questions: 1, max_question_id_chars: 2, max_options: 3, max_score_levels: 2 };
+    let limits = Limits { max_question_id_chars: 2, max_options: 3, max_score_levels: 2, ..Limits::default() };
     let state = read_state(&Value::Text("R".to_owned())).unwrap();
     let check = |id: &str, body: &str, expected: Result<(), (Json, &str)>| {
         let questions = [(id.to_owned(), parse_text(body).unwrap())];

@@ -1,0 +1,69 @@
+//! How fast an executor works, measured, and how long what it has will take.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// How much of the past a batch of one second makes forgotten: the mean is of about the last ten seconds of work.
+const MEMORY: Duration = Duration::from_secs(10);
+
+/// Tokens per second of forward, as a mean in which older batches count less.
+#[derive(Debug, Default)]
+pub(super) struct Rate {
+    /// An `f64`'s bits; 0 until the first batch.
+    tokens_per_second: AtomicU64,
+}
+
+impl Rate {
+    /// Counts a batch. Only the executor's own thread does.
+    pub(super) fn observe(&self, tokens: usize, time: Duration) {
+        let seconds = time.as_secs_f64();
+        if tokens == 0 || seconds <= 0.0 {
+            return;
+        }
+        let (old, new) = (self.tokens_per_second(), tokens as f64 / seconds);
+        let kept = (-seconds / MEMORY.as_secs_f64()).exp();
+        let mean = old.map_or(new, |old| old * kept + new * (1.0 - kept));
+        self.tokens_per_second.store(mean.to_bits(), Ordering::Relaxed);
+    }
+
+    /// The mean, once there is any.
+    pub(super) fn tokens_per_second(&self) -> Option<f64> {
+        Some(f64::from_bits(self.tokens_per_second.load(Ordering::Relaxed))).filter(|rate| *rate > 0.0)
+    }
+
+    /// How long `tokens` will take, if anything was measured yet.
+    pub(super) fn time_for(&self, tokens: usize) -> Option<Duration> {
+        self.tokens_per_second().and_then(|rate| Duration::try_from_secs_f64(tokens as f64 / rate).ok())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_is_known_before_the_first_batch() {
+        let rate = Rate::default();
+        assert_eq!(rate.time_for(1000), None);
+        rate.observe(0, Duration::from_secs(1));
+        rate.observe(10, Duration::ZERO);
+        assert_eq!(rate.time_for(1000), None);
+        rate.observe(500, Duration::from_secs(2));
+        assert_eq!(rate.time_for(1000), Some(Duration::from_secs(4)));
+    }
+
+    #[test]
+    fn a_change_of_pace_is_noticed_within_the_memory() {
+        let rate = Rate::default();
+        rate.observe(100, Duration::from_secs(1));
+        for _ in 0..5 {
+            rate.observe(1000, Duration::from_secs(1));
+        }
+        let after_five = rate.tokens_per_second().unwrap();
+        assert!((400.0..600.0).contains(&after_five), "{after_five}");
+        for _ in 0..60 {
+            rate.observe(1000, Duration::from_secs(1));
+        }
+        assert!(rate.tokens_per_second().unwrap() > 990.0);
+    }
+}
