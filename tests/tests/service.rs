@@ -5,13 +5,15 @@ use std::collections::HashSet;
 use std::fs;
 use std::io::Write as _;
 use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use synod_tests::deployment::Deployment;
 use synod_tests::fixtures;
 use synod_tests::http::{Client, Reply, raw_post};
-use synod_tests::server::{Server, eventually};
+use synod_tests::server::{Server, eventually, run};
 
 const SYNOD: &str = env!("CARGO_BIN_EXE_synod-tested");
 const GOOD: &str = r#"{"state":"It is late.","questions":{"q":{"type":"noul","instructions":"Is it late?"}}}"#;
@@ -349,4 +351,75 @@ fn the_demo_serves_at_once_and_says_that_its_weights_are_random() {
     assert!((0.0..=1.0).contains(&noul));
     let names: Vec<Value> = server.client().get("/v1/models").json()["models"].as_array().expect("a list").clone();
     assert!(names.iter().any(|model| model["name"] == "jev-latest"), "an unconfigured client of the SDK asks for it");
+}
+
+/// The whole way: a new key, its rate in a file, a refusal that says when to come again, and an answer by then.
+#[test]
+fn a_new_key_is_held_to_its_rate() {
+    let folder = tempfile::tempdir().expect("there is a place for temporary files");
+    let made = run(SYNOD, &["key", "new", "--name", "limited"], folder.path(), "");
+    assert_eq!(made.code, Some(0), "{}", made.stderr);
+    let (key, table) = made.stdout.split_once("\n\n").expect("the key, an empty line, its table");
+    assert!(!table.contains(key) && !made.stderr.contains(key), "{}{}", made.stdout, made.stderr);
+    let deployment = Deployment::of(&["tiny-08b"])
+        .server("default_model = \"tiny-08b\"")
+        .tables(&format!("{table}rate = 1.0\n"))
+        .key("other", "another", &[]);
+    let server = Server::start(SYNOD, &deployment);
+    let client = server.client();
+    assert_eq!(client.post_as(key, "/v1/systemone", GOOD).status, 200);
+    let replies: Vec<Reply> = (0..100).map(|_| client.post_as(key, "/v1/systemone", GOOD)).collect();
+    let refused = replies.iter().rfind(|reply| reply.status != 200).expect("a hundred requests take under 99 s");
+    assert_eq!((refused.status, refused.error_code().as_deref()), (429, Some("key_rate")), "{}", refused.text());
+    let wait = refused.header("retry-after-ms").and_then(|wait| wait.parse().ok()).expect("a number");
+    assert!(wait <= 1000, "{wait} ms at one request per second");
+    assert_eq!(refused.header("retry-after"), Some("1"));
+    assert_eq!(client.post_as("another", "/v1/systemone", GOOD).status, 200);
+    thread::sleep(Duration::from_millis(wait));
+    assert_eq!(client.post_as(key, "/v1/systemone", GOOD).status, 200, "whoever waits as told is served");
+    let rejected = replies.iter().filter(|reply| reply.status == 429).count() as f64;
+    assert_eq!(metric(client, r#"synod_rejected_total{reason="key_rate"}"#), Some(rejected));
+    for text in [server.output(), client.get("/metrics").text().to_owned()] {
+        assert!(!text.contains(key) && !text.contains(&fixtures::sha256(key.as_bytes())), "a key is told:\n{text}");
+    }
+    assert!(server.output().contains("limited"), "the log names the key:\n{}", server.output());
+}
+
+/// Sixteen clients of one key keep the device busy; the one of another waits for few of them.
+#[test]
+fn a_modest_key_waits_less_than_a_greedy_one() {
+    let deployment = Deployment::of(&["tiny-08b"])
+        .tables("[queue]\nbatch_tokens = 1024")
+        .key("greedy", "greedy", &[])
+        .key("modest", "modest", &[]);
+    let server = Server::start(SYNOD, &deployment);
+    let ask = |key: &str, number: usize| {
+        let state = format!("{number} ships of the harbour office of Rotterdam. ").repeat(40);
+        let body = json!({"model": "tiny-08b", "state": state, "questions": {"q": {"type": "noul", "instructions": "Is it?"}}}).to_string();
+        let started = Instant::now();
+        let reply = Client::new(server.client().address()).post_as(key, "/v1/systemone", body);
+        assert_eq!(reply.status, 200, "{}", reply.text());
+        started.elapsed()
+    };
+    let (is_over, number) = (AtomicBool::new(false), AtomicUsize::new(0));
+    let next = || number.fetch_add(1, Ordering::Relaxed);
+    let (greedy, modest) = thread::scope(|scope| {
+        let client = || {
+            let times = std::iter::repeat_with(|| ask("greedy", next()));
+            times.take_while(|_| !is_over.load(Ordering::Relaxed)).collect::<Vec<Duration>>()
+        };
+        let clients: Vec<_> = (0..16).map(|_| scope.spawn(client)).collect();
+        assert!(eventually(|| number.load(Ordering::Relaxed) >= 32), "nothing is answered");
+        let modest: Vec<Duration> = (0..15).map(|_| ask("modest", next())).collect();
+        is_over.store(true, Ordering::Relaxed);
+        let greedy = clients.into_iter().flat_map(|client| client.join().expect("a client gets its replies"));
+        (greedy.collect::<Vec<_>>(), modest)
+    });
+    let median = |mut times: Vec<Duration>| {
+        times.sort_unstable();
+        times[times.len() / 2]
+    };
+    let (greedy, modest) = (median(greedy), median(modest));
+    println!("greedy {greedy:?}, modest {modest:?}");
+    assert!(modest * 2 < greedy, "greedy waits {greedy:?}, modest {modest:?}");
 }

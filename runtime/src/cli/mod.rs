@@ -7,6 +7,7 @@ mod anchor;
 mod ask;
 mod check;
 mod export;
+mod key;
 pub mod local;
 mod plan;
 pub mod progress;
@@ -39,6 +40,7 @@ enum Command {
     Export(export::Export),
     Verify(verify::Verify),
     Replay(replay::Replay),
+    Key(key::Key),
     Synth(synth::Synth),
 }
 
@@ -52,6 +54,7 @@ pub fn main() -> ExitCode {
         Command::Export(export) => export.run(),
         Command::Verify(verify) => verify.run(),
         Command::Replay(replay) => replay.run(),
+        Command::Key(key) => key.run(),
         Command::Synth(synth) => synth.run(),
     };
     match result {
@@ -77,15 +80,8 @@ fn one_line(error: &anyhow::Error) -> String {
 }
 
 /// Keys of a deployment file that this build reads and does nothing with, whatever their value.
-const WITHOUT_EFFECT: [&str; 7] = [
-    "key.rate",
-    "key.weight",
-    "member.drift_every_s",
-    "member.gates",
-    "member.on_drift",
-    "member.replay",
-    "queue.batch_window_us",
-];
+const WITHOUT_EFFECT: [&str; 5] =
+    ["member.drift_every_s", "member.gates", "member.on_drift", "member.replay", "queue.batch_window_us"];
 
 /// A line for each key of the file that asks for something that this build does not do. Whoever wrote it should know.
 fn without_effect(deployment: &Deployment, file: &Path) -> Vec<String> {

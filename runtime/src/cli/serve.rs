@@ -134,7 +134,7 @@ async fn serve(deployment: Deployment, file: Option<PathBuf>) -> Result<()> {
     let (supervisor, roster) = Supervisor::start_all(seats, executors(&deployment), Arc::clone(&metrics));
     let threads = thread::available_parallelism().map_or(1, NonZeroUsize::get);
     let (set_settings, settings) = watch::channel(Arc::new(admission(&deployment)));
-    let (set_terms, terms) = watch::channel(Arc::new(terms(&deployment)));
+    let (set_terms, terms) = watch::channel(Arc::new(terms(&deployment, &Keys::default())));
     let reloader = file.map(|file| {
         let running = Running { deployment: deployment.clone(), supervisor: supervisor.clone() };
         Reloader::new(file, running, set_settings, set_terms).start()
@@ -202,10 +202,11 @@ fn admission(deployment: &Deployment) -> admission::Settings {
     }
 }
 
-fn terms(deployment: &Deployment) -> Terms {
+/// `before` are the keys that were served until now.
+fn terms(deployment: &Deployment, before: &Keys) -> Terms {
     let server = &deployment.server;
     Terms {
-        keys: Keys::new(&deployment.keys),
+        keys: Keys::new(&deployment.keys, before),
         bodies: Bodies::new(server.limits.max_body_bytes, server.request_timeout),
     }
 }

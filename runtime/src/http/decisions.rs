@@ -9,7 +9,6 @@ use super::observe::{Arrival, SERVER_TIMING};
 use super::text::HeldText;
 use super::{Problem, Service, body};
 use crate::admission::{Answered, Call};
-use crate::executor::Lane;
 use crate::metrics::Phase;
 use crate::wire::request::Strictness;
 
@@ -22,11 +21,13 @@ pub(super) async fn decide(
 ) -> Result<HttpResponse, Problem> {
     let received = request.extensions().get::<Arrival>().map_or_else(Instant::now, |arrival| arrival.0);
     let terms = service.terms.borrow().clone();
-    let allowed = terms.keys.check(request.headers())?;
+    let caller = terms.keys.check(request.headers())?;
+    request.extensions_mut().insert(caller.clone());
+    caller.spend(Instant::now())?;
     body::check_content_type(request.headers())?;
     let encoding = body::encoding(request.headers())?;
     let (body, held) = terms.bodies.receive(request, payload, received).await?;
-    let call = Call { body, encoding, strictness, received, lane: Lane::default(), allowed };
+    let call = Call { body, encoding, strictness, received, lane: caller.lane, allowed: caller.models };
     let answered = service.admission.decide(call, held).await?;
     Ok(HttpResponse::Ok()
         .content_type(ContentType::json())

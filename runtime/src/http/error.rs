@@ -19,6 +19,9 @@ pub enum Problem {
     MissingKey,
     #[error("the key is not known here")]
     UnknownKey,
+    /// More requests of the caller's than its key allows.
+    #[error("the key allows fewer requests per second; try again")]
+    KeyRate { retry_after: Duration },
     #[error("no such route; see POST /v1/systemone, POST /v1/decisions, GET /v1/models")]
     UnknownRoute,
     /// `allow` is the method that the route has.
@@ -60,6 +63,7 @@ impl Problem {
             Problem::BodyIncomplete => (StatusCode::BAD_REQUEST, "body_incomplete", Cancelled),
             Problem::MissingKey => (StatusCode::UNAUTHORIZED, "missing_key", Rejected),
             Problem::UnknownKey => (StatusCode::UNAUTHORIZED, "unknown_key", Rejected),
+            Problem::KeyRate { .. } => (StatusCode::TOO_MANY_REQUESTS, "key_rate", Rejected),
             Problem::UnknownRoute => (StatusCode::NOT_FOUND, "unknown_route", Rejected),
             Problem::Method { .. } => (StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", Rejected),
             Problem::BodyTimeout => (StatusCode::GATEWAY_TIMEOUT, "body_timeout", Rejected),
@@ -122,7 +126,7 @@ impl Problem {
     /// When to come again.
     fn retry_after(&self) -> Duration {
         match self {
-            Problem::Refused(Refused::QueueFull { retry_after, .. }) => *retry_after,
+            Problem::KeyRate { retry_after } | Problem::Refused(Refused::QueueFull { retry_after, .. }) => *retry_after,
             _ => RETRY_AFTER,
         }
     }

@@ -10,6 +10,7 @@
 mod admin;
 mod auth;
 mod body;
+mod bucket;
 mod decisions;
 mod error;
 mod observe;

@@ -11,6 +11,7 @@ use actix_web::middleware::Next;
 use actix_web::{HttpMessage, web};
 use uuid::Uuid;
 
+use super::auth::Caller;
 use super::{DECISION_ROUTES, Problem, ROUTES, Service};
 use crate::metrics::{Metrics, Outcome};
 
@@ -62,7 +63,9 @@ pub(super) async fn observe(
             metrics.rejected(problem.code());
         }
     }
-    log(&id, route, status, total.as_secs_f64() * 1000.0, problem);
+    let caller = response.request().extensions().get::<Caller>().and_then(|caller| caller.name.clone());
+    let key = caller.as_deref();
+    log(&Line { id: &id, key, route, status, total_ms: total.as_secs_f64() * 1000.0 }, problem);
 
     if service.roster.borrow().draining {
         response.response_mut().head_mut().set_connection_type(actix_web::http::ConnectionType::Close);
@@ -94,13 +97,22 @@ fn header_value(text: &str) -> HeaderValue {
     HeaderValue::from_str(text).expect("ids and times are visible ASCII")
 }
 
-/// Ids, counts and times; never a text of the request.
-fn log(id: &str, route: &str, status: StatusCode, total_ms: f64, problem: Option<&Problem>) {
+/// A request in the log: ids, counts and times; never a text of the request.
+struct Line<'a> {
+    id: &'a str,
+    /// The name of the caller's key.
+    key: Option<&'a str>,
+    route: &'a str,
+    status: StatusCode,
+    total_ms: f64,
+}
+
+fn log(&Line { id, key, route, status, total_ms }: &Line<'_>, problem: Option<&Problem>) {
     let (status, code) = (status.as_u16(), problem.map(Problem::code));
     match problem.and_then(Problem::log_reason) {
-        Some(reason) => tracing::error!(id, route, status, code, total_ms, reason, "failed"),
-        None if DECISION_ROUTES.contains(&route) => tracing::info!(id, route, status, code, total_ms, "answered"),
-        None => tracing::debug!(id, route, status, code, total_ms, "answered"),
+        Some(reason) => tracing::error!(id, key, route, status, code, total_ms, reason, "failed"),
+        None if DECISION_ROUTES.contains(&route) => tracing::info!(id, key, route, status, code, total_ms, "answered"),
+        None => tracing::debug!(id, key, route, status, code, total_ms, "answered"),
     }
 }
 

@@ -246,7 +246,8 @@ impl Family for PuppetFamily {
                 return Err(Refusal::Invalid(vec![Detail { loc, msg: "must not be invalid".into(), code: "type" }]));
             }
             "too long" => return Err(Refusal::TooLong { message: "the questions do not fit".into() }),
-            _ => PLAIN,
+            // A number is a token itself.
+            _ => word.parse().unwrap_or(PLAIN),
         };
         let plan = if word == "nothing" { Plan::default() } else { plan(first, 50) };
         let ids = questions.iter().map(|(id, _)| id.clone()).collect();

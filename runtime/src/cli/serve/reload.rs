@@ -46,7 +46,8 @@ impl Reloader {
     /// What is read by others: after the executors, so that a new name is known before a key allows it.
     fn publish(&mut self, deployment: Deployment) {
         self.settings.send_replace(Arc::new(admission(&deployment)));
-        self.terms.send_replace(Arc::new(terms(&deployment)));
+        let terms = terms(&deployment, &self.terms.borrow().keys);
+        self.terms.send_replace(Arc::new(terms));
         self.running.deployment = deployment;
     }
 }

@@ -1,5 +1,6 @@
 //! Routes over a puppet member: every line of the table, and that nothing stays counted.
 
+mod keys;
 mod sockets;
 
 use std::pin::pin;
@@ -21,7 +22,7 @@ use tokio::sync::watch;
 use super::{Bodies, Keys, Service, Surface, Terms, app};
 use crate::admission::{self, Admission, Bounds};
 use crate::metrics::{Metrics, Reporter};
-use crate::supervisor::fakes::{Strings, patient_settings, settings};
+use crate::supervisor::fakes::{PLAIN, Strings, patient_settings, settings};
 use crate::supervisor::{self, Drain, Roster, Supervisor};
 use crate::wire::request::Limits;
 
@@ -521,31 +522,6 @@ async fn draining_refuses_new_work_and_finishes_the_old() {
     strings.let_go();
     assert_eq!(held.await.status, 200);
     harness.assert_nothing_is_counted().await;
-}
-
-#[actix::test]
-async fn keys_open_their_models_and_no_others() {
-    use sha2::Digest;
-    let key = |text: &str, models: &[&str]| synod_config::Key {
-        sha256: sha2::Sha256::digest(text).into(),
-        name: text.into(),
-        models: models.iter().map(|&model| model.into()).collect(),
-        weight: 1,
-        rate: None,
-    };
-    let keys = Keys::new(&[key("one", &["m"]), key("two", &["other"])]);
-    let (harness, _strings) = Harness::start_with(Setup { keys, ..Setup::default() }).await;
-    let with = |key: &str| ask("x").insert_header(("authorization", format!("Bearer {key}")));
-    assert_eq!(harness.send(with("one")).await.status, 200);
-    assert_eq!(harness.send(with("two")).await.refusal(), (403, "model_not_allowed".into()));
-    let unknown = harness.send(with("three")).await;
-    assert_eq!(unknown.refusal(), (401, "unknown_key".into()));
-    assert_eq!(unknown.header("www-authenticate"), "Bearer");
-    assert_eq!(harness.ask("x").await.refusal(), (401, "missing_key".into()));
-    assert_eq!(harness.send(get("/v1/models")).await.refusal(), (401, "missing_key".into()));
-    for open in ["/health/live", "/health/ready", "/metrics"] {
-        assert_eq!(harness.send(get(open)).await.status, 200, "{open}");
-    }
 }
 
 #[actix::test]
