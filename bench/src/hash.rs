@@ -14,7 +14,7 @@ use synod::member::{Anchor, Digest, Trust};
 use synod_kernels::cpu::CpuDevice;
 use tempfile::TempDir;
 
-use crate::machine;
+use synod_bench::machine;
 
 const EQUAL_FILES: usize = 8;
 const MANIFEST: &str = "MODEL_MANIFEST.json";

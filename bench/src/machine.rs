@@ -4,7 +4,7 @@ use std::fs;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// The processor, the cores that are used, and the day (UTC).
-pub(crate) fn line(cores: &[usize], isa: &str) -> String {
+pub fn line(cores: &[usize], isa: &str) -> String {
     let model = fs::read_to_string("/proc/cpuinfo").ok().and_then(|info| processor(&info));
     let model = model.unwrap_or_else(|| "unknown processor".to_owned());
     let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());

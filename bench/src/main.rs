@@ -3,7 +3,7 @@
 //! Every report begins with the machine that it was made on. Figures of different runs or machines are not comparable.
 
 mod hash;
-mod machine;
+mod load_command;
 mod requests;
 
 use clap::{Parser, Subcommand};
@@ -19,12 +19,14 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Hash(hash::Hash),
+    Load(load_command::Load),
     Requests(requests::Requests),
 }
 
 fn main() -> anyhow::Result<()> {
     match Cli::parse().command {
         Command::Hash(hash) => hash.run(),
+        Command::Load(load) => load.run(),
         Command::Requests(requests) => requests.run(),
     }
 }

@@ -18,7 +18,7 @@ use synod::wire::response::write_decision;
 use synod_kernels::cpu::CpuDevice;
 use tempfile::TempDir;
 
-use crate::machine;
+use synod_bench::machine;
 
 /// The requests that are measured at real sizes.
 const REQUESTS: [&str; 2] = ["golden-request.json", "router-request.json"];
