@@ -18,6 +18,7 @@ struct Member {
     name: String,
     package: PathBuf,
     aliases: Vec<String>,
+    devices: Vec<String>,
     lines: String,
 }
 
@@ -32,8 +33,13 @@ impl Deployment {
     /// One more member, served as `name` from a package that is anchored by its manifest's digest.
     #[must_use]
     pub fn member(mut self, name: &str, package: &Path) -> Self {
-        let member =
-            Member { name: name.to_owned(), package: package.to_owned(), aliases: Vec::new(), lines: String::new() };
+        let member = Member {
+            name: name.to_owned(),
+            package: package.to_owned(),
+            aliases: Vec::new(),
+            devices: vec!["cpu:*".to_owned()],
+            lines: String::new(),
+        };
         self.members.push(member);
         self
     }
@@ -45,6 +51,17 @@ impl Deployment {
     #[must_use]
     pub fn alias(mut self, alias: &str) -> Self {
         self.members.last_mut().expect("a member comes before its alias").aliases.push(alias.to_owned());
+        self
+    }
+
+    /// The devices of the member that was added last, instead of all cores as one.
+    ///
+    /// # Panics
+    /// If there is no member yet.
+    #[must_use]
+    pub fn devices(mut self, devices: &[&str]) -> Self {
+        let member = self.members.last_mut().expect("a member comes before its devices");
+        member.devices = devices.iter().map(|&device| device.to_owned()).collect();
         self
     }
 
@@ -90,10 +107,11 @@ impl Deployment {
         for member in &self.members {
             let _ = write!(
                 toml,
-                "[[member]]\nname = {:?}\npath = {:?}\nanchor = {:?}\nprofile = \"fp32\"\ndevices = [\"cpu:*\"]\naliases = {:?}\n{}\n",
+                "[[member]]\nname = {:?}\npath = {:?}\nanchor = {:?}\nprofile = \"fp32\"\ndevices = {:?}\naliases = {:?}\n{}\n",
                 member.name,
                 member.package.to_str().expect("the path of a package is UTF-8"),
                 fixtures::anchor(&member.package),
+                member.devices,
                 member.aliases,
                 member.lines,
             );

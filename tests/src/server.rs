@@ -3,7 +3,7 @@
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -28,21 +28,65 @@ pub struct Server {
     output: Arc<Mutex<String>>,
     readers: Vec<JoinHandle<()>>,
     /// The folder of the deployment file.
-    _folder: TempDir,
+    folder: TempDir,
 }
 
-impl Server {
-    /// Starts `synod serve` on a deployment and waits until it is ready. `synod` is the path of the binary, which only
-    /// an integration test knows: `env!("CARGO_BIN_EXE_synod-tested")`.
+/// How a server is started, where it is not in the plain way.
+#[derive(Clone, Debug, Default)]
+pub struct Launch {
+    program: Vec<String>,
+    environment: Vec<(String, String)>,
+    is_awaited: bool,
+}
+
+impl Launch {
+    /// The plain way. `synod` is the path of the binary, which only an integration test knows:
+    /// `env!("CARGO_BIN_EXE_synod-tested")`.
+    pub fn of(synod: &str) -> Self {
+        Launch { program: vec![synod.to_owned()], environment: Vec::new(), is_awaited: true }
+    }
+
+    /// Has another program start it, such as `faketime`.
+    #[must_use]
+    pub fn through(mut self, program: &[&str]) -> Self {
+        self.program.splice(0..0, program.iter().map(|&word| word.to_owned()));
+        self
+    }
+
+    /// Sets a variable of its environment.
+    #[must_use]
+    pub fn environment(mut self, name: &str, value: &str) -> Self {
+        self.environment.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
+    /// Does not wait until it is ready, only until it takes requests.
+    #[must_use]
+    pub fn without_waiting(mut self) -> Self {
+        self.is_awaited = false;
+        self
+    }
+
+    /// Starts `synod serve` on a deployment.
     ///
     /// # Panics
     /// If the process ends, or is not ready within two minutes; the message holds what it wrote.
-    pub fn start(synod: &str, deployment: &Deployment) -> Self {
+    pub fn start(&self, deployment: &Deployment) -> Server {
         let folder = temporary_folder();
-        let config = folder.path().join("deployment.toml");
+        let config = deployment_file(&folder);
         fs::write(&config, deployment.to_toml()).expect("a temporary folder is writable");
         let config = config.to_str().expect("a temporary path is UTF-8").to_owned();
-        Self::spawn(synod, &["serve", "--config", &config], folder)
+        Server::spawn(self, &["serve", "--config", &config], folder)
+    }
+}
+
+impl Server {
+    /// Starts `synod serve` on a deployment and waits until it is ready.
+    ///
+    /// # Panics
+    /// As [`Launch::start`].
+    pub fn start(synod: &str, deployment: &Deployment) -> Self {
+        Launch::of(synod).start(deployment)
     }
 
     /// Starts `synod` with these arguments, which must make it serve, and waits until it is ready.
@@ -50,18 +94,21 @@ impl Server {
     /// # Panics
     /// As [`Server::start`].
     pub fn start_with(synod: &str, arguments: &[&str]) -> Self {
-        Self::spawn(synod, arguments, temporary_folder())
+        Self::spawn(&Launch::of(synod), arguments, temporary_folder())
     }
 
-    fn spawn(synod: &str, arguments: &[&str], folder: TempDir) -> Self {
-        let mut child = Command::new(synod)
+    fn spawn(launch: &Launch, arguments: &[&str], folder: TempDir) -> Self {
+        let program = &launch.program[0];
+        let mut child = Command::new(program)
+            .args(&launch.program[1..])
             .args(arguments)
+            .envs(launch.environment.iter().map(|(name, value)| (name, value)))
             .current_dir(folder.path())
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
-            .unwrap_or_else(|error| panic!("{synod}: {error}"));
+            .unwrap_or_else(|error| panic!("{program}: {error}"));
         let output = Arc::new(Mutex::new(String::new()));
         let (address_sender, address) = mpsc::channel();
         let stdout = child.stdout.take().expect("stdout is piped");
@@ -75,15 +122,22 @@ impl Server {
             drop(child.kill());
             panic!("no address from synod {arguments:?}: {:?}\n{}", child.wait(), locked(&output));
         };
-        let mut server = Self { child, client: Client::new(address), output, readers, _folder: folder };
-        server.wait_until_ready();
+        let mut server = Self { child, client: Client::new(address), output, readers, folder };
+        if launch.is_awaited {
+            server.wait_until_ready();
+        }
         server
     }
 
-    fn wait_until_ready(&mut self) {
+    /// Waits until every member serves.
+    ///
+    /// # Panics
+    /// If the process ends, or is not ready within two minutes; the message holds what it wrote.
+    pub fn wait_until_ready(&mut self) {
         let deadline = Instant::now() + START_LIMIT;
         loop {
-            let reply = self.client.try_request("GET", "/health/ready", &[], Vec::new());
+            let client = self.find_admin().unwrap_or_else(|| self.client.clone());
+            let reply = client.try_request("GET", "/health/ready", &[], Vec::new());
             if reply.as_ref().is_ok_and(|reply| reply.status == 200) {
                 return;
             }
@@ -114,13 +168,51 @@ impl Server {
         self.child.id()
     }
 
+    /// A client of the admin address.
+    ///
+    /// # Panics
+    /// If the deployment has none.
+    pub fn admin(&self) -> Client {
+        self.find_admin().expect("an admin address is announced")
+    }
+
+    fn find_admin(&self) -> Option<Client> {
+        let output = self.output();
+        let address = output.lines().find_map(|line| line.strip_prefix("health and metrics on http://"))?;
+        Some(Client::new(address.parse().expect("what is announced is an address")))
+    }
+
     /// Sends SIGTERM.
     ///
     /// # Panics
     /// If there is no `kill`.
     pub fn terminate(&self) {
-        let status = Command::new("kill").args(["-TERM", &self.id().to_string()]).status().expect("kill is there");
-        assert!(status.success(), "kill -TERM: {status}");
+        self.signal("TERM");
+    }
+
+    /// Has the deployment file say something else. The server does not know until it is told to look.
+    ///
+    /// # Panics
+    /// If the file cannot be written.
+    pub fn change(&self, toml: &str) {
+        // As an editor does: nobody ever reads half of it.
+        let file = deployment_file(&self.folder);
+        let draft = file.with_extension("draft");
+        fs::write(&draft, toml).and_then(|()| fs::rename(&draft, &file)).expect("a temporary folder is writable");
+    }
+
+    /// Sends SIGHUP.
+    ///
+    /// # Panics
+    /// If there is no `kill`.
+    pub fn hang_up(&self) {
+        self.signal("HUP");
+    }
+
+    fn signal(&self, name: &str) {
+        let status = Command::new("kill").args([&format!("-{name}"), &self.id().to_string()]).status();
+        let status = status.expect("kill is there");
+        assert!(status.success(), "kill -{name}: {status}");
     }
 
     /// Waits for the end of the process, and for the last line of its output.
@@ -163,6 +255,10 @@ pub fn eventually(condition: impl Fn() -> bool) -> bool {
         thread::sleep(POLL);
     }
     true
+}
+
+fn deployment_file(folder: &TempDir) -> PathBuf {
+    folder.path().join("deployment.toml")
 }
 
 fn temporary_folder() -> TempDir {

@@ -207,19 +207,51 @@ fn keys_open_the_routes_and_the_models_that_they_are_for() {
     }
 }
 
+/// The marker stands in every place where a client's text can: each may be quoted to that client, and nowhere else.
 #[test]
 fn nothing_of_a_request_is_in_the_log_or_in_the_metrics() {
-    let server = Server::start(SYNOD, &Deployment::of(&["tiny-08b"]).server("default_model = \"tiny-08b\""));
-    let secret = "Xylophone4417";
-    for body in [
-        format!(r#"{{"state":"{secret}","questions":{{"q":{{"type":"noul","instructions":"{secret}?"}}}}}}"#),
-        format!(r#"{{"state":"{secret}","questions":{{"{secret}":{{"type":"{secret}"}}}}}}"#),
-        format!(r#"{{"state":"{secret}""#),
-    ] {
-        server.ask(body);
+    let marker = "Xylophone4417";
+    let deployment = Deployment::of(&["tiny-08b", "tiny-router"])
+        .server("default_model = \"tiny-08b\"")
+        .key("someone", "Glockenspiel88", &[]);
+    let server = Launch::of(SYNOD).environment("RUST_LOG", "info,synod=trace,actix=debug").start(&deployment);
+    let mut bodies = vec![format!(r#"{{"state":"{marker}""#), marker.to_owned(), format!(r#"{{"{marker}":1}}"#)];
+    let questions = [
+        json!({"type": "noul", "instructions": marker}),
+        json!({"type": "choice", "instructions": marker, "criteria": {marker: marker, "other": null}}),
+        json!({"type": "set", "instructions": marker, "criteria": {marker: marker, "other": marker}}),
+        json!({"type": "score", "instructions": marker, "criteria": [marker, "other"]}),
+        json!({"type": "span", "instructions": marker, "criteria": {marker: marker}, "over": marker}),
+        json!({"type": marker}),
+        json!({"type": "noul", "instructions": "?", marker: marker}),
+        json!({"type": "span", "instructions": "?", "criteria": {marker: null}, "over": format!("{marker}2")}),
+        json!(marker),
+    ];
+    let states = [json!(marker), json!({marker: marker}), json!([{"role": marker, "content": marker}]), json!({"a": 1})];
+    for (question, state) in questions.iter().flat_map(|question| states.iter().map(move |state| (question, state))) {
+        bodies.push(json!({"state": state, "questions": {marker: question}}).to_string());
+        bodies.push(json!({"states": [state, marker], "questions": {marker: question}}).to_string());
     }
-    assert!(!server.client().get("/metrics").text().contains(secret));
-    assert!(!server.output().contains(secret), "{}", server.output());
+    bodies.push(json!({"model": marker, "state": "x", "questions": {"q": questions[0]}}).to_string());
+    bodies.push(json!({"state": "x", "questions": {"q": questions[0]}, "options": {marker: marker}}).to_string());
+    let mut answered = 0;
+    for body in &bodies {
+        for route in ["/v1/systemone", "/v1/decisions"] {
+            answered += usize::from(server.client().post_as("Glockenspiel88", route, body.as_str()).status == 200);
+        }
+        // A key that is none, a path and an encoding.
+        assert_eq!(server.client().post_as(marker, "/v1/systemone", body.as_str()).status, 401);
+    }
+    server.client().get(&format!("/{marker}?{marker}={marker}"));
+    server.client().request("POST", "/v1/systemone", &[("content-encoding", marker), (marker, marker)], Vec::new());
+    assert!(answered > 20, "the marker was in {answered} requests that were answered");
+    let (metrics, log) = (server.client().get("/metrics"), server.output());
+    assert!(log.lines().filter(|line| line.contains("answered")).count() > bodies.len(), "the log was looked at");
+    for secret in [marker, "Glockenspiel88"] {
+        assert!(!metrics.text().contains(secret));
+        let lines: Vec<&str> = log.lines().filter(|line| line.contains(secret)).collect();
+        assert!(lines.is_empty(), "{lines:?}");
+    }
 }
 
 #[test]

@@ -7,6 +7,7 @@
 
 mod log;
 mod reload;
+mod systemd;
 
 use std::io::{Write, stdout};
 use std::net::SocketAddr;
@@ -21,7 +22,7 @@ use actix_web::web;
 use anyhow::{Context, Result, bail};
 use clap::ArgGroup;
 use futures_util::future::{Either, select};
-use synod_config::Deployment;
+use synod_config::{Deployment, Server};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 
@@ -33,7 +34,7 @@ use crate::http::{Bodies, Keys, Listening, ROUTES, Service, Surface, Terms, list
 use crate::member::Progress;
 use crate::member::demo::Demo;
 use crate::metrics::{Metrics, Reporter};
-use crate::supervisor::{self, Drain, Policy, Seating, Supervisor};
+use crate::supervisor::{self, Drain, Policy, Seating, Sensors, Supervisor};
 use crate::wire::request::Limits;
 use log::LogFormat;
 use reload::{Reloader, Running};
@@ -67,6 +68,7 @@ impl Serve {
             (None, Some(file)) => load(file)?,
             (None, None) => bail!("expected --config FILE or --demo, found neither"),
         };
+        let asked = deployment.server.clone();
         if let Some(bind) = self.bind {
             deployment.server.bind = bind;
             check_access(&deployment, self.demo)?;
@@ -74,7 +76,7 @@ impl Serve {
         if demo.is_some() {
             say("This is a demonstration: the member has random weights, and its answers mean nothing.");
         }
-        actix::System::new().block_on(serve(deployment, self.config))
+        actix::System::new().block_on(serve(deployment, asked, self.config))
     }
 }
 
@@ -123,10 +125,13 @@ fn check_access(deployment: &Deployment, is_demo: bool) -> Result<()> {
 }
 
 /// Starts everything, serves until told to stop, and drains.
-async fn serve(deployment: Deployment, file: Option<PathBuf>) -> Result<()> {
+///
+/// `asked` is what the file says of the server, where the command line may have said otherwise.
+async fn serve(deployment: Deployment, asked: Server, file: Option<PathBuf>) -> Result<()> {
     let mut stop = Stop::listen()?;
     let hangup = signal(SignalKind::hangup()).context("signals cannot be listened to")?;
     let metrics = Arc::new(Metrics::new());
+    let cards = Sensors::start().context("no thread for NVML")?;
     let seats = supervisor::seats(&deployment.members, seating(&deployment))?;
     if let Some(host_bytes) = supervisor::available_host_bytes() {
         supervisor::check_host(&seats, host_bytes)?;
@@ -136,14 +141,15 @@ async fn serve(deployment: Deployment, file: Option<PathBuf>) -> Result<()> {
     let (set_settings, settings) = watch::channel(Arc::new(admission(&deployment)));
     let (set_terms, terms) = watch::channel(Arc::new(terms(&deployment, &Keys::default())));
     let reloader = file.map(|file| {
-        let running = Running { deployment: deployment.clone(), supervisor: supervisor.clone() };
+        let running = Running { deployment: deployment.clone(), asked, supervisor: supervisor.clone() };
         Reloader::new(file, running, set_settings, set_terms).start()
     });
     actix::spawn(reload::on_hangup(hangup, reloader.clone()));
     let service = web::Data::new(Service {
         admission: Admission::start(threads, settings, roster.clone(), Arc::clone(&metrics)),
-        reporter: Reporter::new(Arc::clone(&metrics), roster.clone()).start(),
+        reporter: Reporter::new(Arc::clone(&metrics), roster.clone(), cards.clone()).start(),
         roster,
+        cards,
         metrics,
         terms,
         reload: reloader.map(Addr::recipient),
@@ -154,6 +160,7 @@ async fn serve(deployment: Deployment, file: Option<PathBuf>) -> Result<()> {
     let main = bind(&service, surface, server.bind, server.workers)?;
     let admin =
         server.admin.map(|address| bind(&service, Surface::Admin, address, NonZeroUsize::new(1))).transpose()?;
+    actix::spawn(systemd::when_ready(service.roster.clone()));
     greet(main.address, admin.as_ref().map(|admin| admin.address), &deployment);
 
     let handles: Vec<ServerHandle> =
@@ -164,6 +171,7 @@ async fn serve(deployment: Deployment, file: Option<PathBuf>) -> Result<()> {
         Either::Left((ended, _)) => return ended?.context("the server ended by itself"),
         Either::Right(((), main)) => main,
     };
+    systemd::stopping();
     drain(&supervisor, &service, &deployment, &mut stop).await;
     for handle in handles {
         handle.stop(true).await;

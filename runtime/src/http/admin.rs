@@ -7,7 +7,8 @@ use serde_json::{Value, json};
 
 use super::status::{replica, respond};
 use super::{Problem, Service};
-use crate::supervisor::{Member, Reloaded, Replica};
+use crate::model::memory::MemoryNeed;
+use crate::supervisor::{Card, Cards, Member, Reloaded, Replica};
 
 /// Asks that the deployment file be read again and served from now on.
 #[derive(Message)]
@@ -41,9 +42,34 @@ pub(super) async fn state(service: web::Data<Service>) -> HttpResponse {
         "default_model": roster.default_model,
         "inflight": { "requests": gate.requests(), "tokens": gate.tokens() },
         "held_bytes": service.terms.borrow().bodies.held_bytes(),
+        "cards": cards_state(&service.cards.borrow()),
         "members": roster.members.iter().map(member_state).collect::<Vec<_>>(),
     });
     respond(StatusCode::OK, &state)
+}
+
+fn cards_state(cards: &Cards) -> Value {
+    match cards {
+        Cards::Unknown => json!({ "state": "unknown" }),
+        Cards::Absent { reason } => json!({ "state": "absent", "reason": reason }),
+        Cards::Present { driver, cards } => {
+            json!({ "state": "present", "driver": driver, "cards": cards.iter().map(card_state).collect::<Vec<_>>() })
+        }
+    }
+}
+
+fn card_state(card: &Card) -> Value {
+    json!({
+        "device": format!("cuda:{}", card.index),
+        "uuid": card.uuid,
+        "name": card.name,
+        "total_bytes": card.total_bytes,
+        "free_bytes": card.free_bytes,
+        "compute_capability": card.compute_capability.map(|(major, minor)| format!("{major}.{minor}")),
+        "ecc": card.ecc,
+        "throttled_by": card.throttled_by,
+        "defect": card.defect,
+    })
 }
 
 fn member_state(member: &Member) -> Value {
@@ -58,6 +84,7 @@ fn member_state(member: &Member) -> Value {
 fn executor_state(executor: &Replica) -> Value {
     let mut state = replica(executor);
     state["digest"] = json!(executor.face.as_ref().map(|face| &face.digest));
+    state["memory_bytes"] = json!(executor.need.as_ref().map(MemoryNeed::total));
     state["load_tokens"] = json!(executor.handle.load_tokens());
     state["tokens_per_second"] = json!(executor.handle.tokens_per_second());
     state

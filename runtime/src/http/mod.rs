@@ -36,7 +36,7 @@ pub use server::{Listening, Surface, listen};
 
 use crate::admission::Admission;
 use crate::metrics::{Metrics, Reporter};
-use crate::supervisor::Roster;
+use crate::supervisor::{Cards, Roster};
 use crate::wire::request::Strictness;
 
 const SYSTEM_ONE: &str = "/v1/systemone";
@@ -51,6 +51,8 @@ const RELOAD: &str = "/admin/reload";
 /// Every route with its method. The path is its label in metrics and logs.
 pub const ROUTES: [(&str, &str); 6] =
     [("POST", SYSTEM_ONE), ("POST", DECISIONS), ("GET", MODELS), ("GET", LIVE), ("GET", READY), ("GET", METRICS)];
+/// The routes of the admin address alone.
+const ADMIN_ROUTES: [(&str, &str); 2] = [("GET", STATE), ("POST", RELOAD)];
 /// The routes whose requests have an outcome.
 const DECISION_ROUTES: [&str; 2] = [SYSTEM_ONE, DECISIONS];
 
@@ -59,6 +61,7 @@ pub struct Service {
     pub admission: Admission,
     pub roster: watch::Receiver<Arc<Roster>>,
     pub reporter: Addr<Reporter>,
+    pub cards: watch::Receiver<Arc<Cards>>,
     pub metrics: Arc<Metrics>,
     pub terms: watch::Receiver<Arc<Terms>>,
     /// Loads the deployment again; absent where it is not from a file.

@@ -12,7 +12,7 @@ use actix_web::{HttpMessage, web};
 use uuid::Uuid;
 
 use super::auth::Caller;
-use super::{DECISION_ROUTES, Problem, ROUTES, Service};
+use super::{ADMIN_ROUTES, DECISION_ROUTES, Problem, ROUTES, Service};
 use crate::metrics::{Metrics, Outcome};
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-typesafe-request-id");
@@ -46,7 +46,8 @@ pub(super) async fn observe(
     let metrics = &service.metrics;
     let id = request_id(request.headers());
     let decides = *request.method() == Method::POST && DECISION_ROUTES.contains(&request.path());
-    let route = ROUTES.iter().find(|(_, route)| *route == request.path()).map_or("other", |(_, route)| route);
+    let mut routes = ROUTES.iter().chain(&ADMIN_ROUTES);
+    let route = routes.find(|(_, route)| *route == request.path()).map_or("other", |(_, route)| route);
     let mut ending = decides.then(|| Ending { metrics: Arc::clone(metrics), outcome: Outcome::Cancelled });
     request.extensions_mut().insert(Arrival(received));
 

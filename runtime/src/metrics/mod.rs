@@ -6,12 +6,13 @@
 //! requests.
 //!
 //! Labels are bounded by the deployment: members, devices, routes and codes of this program. A name that a client
-//! sent is never a label, nor is anything else of a request. Metrics whose subject does not exist yet (drift, prefix
-//! cache, device sensors) are absent on purpose.
+//! sent is never a label, nor is anything else of a request.
 
+mod devices;
 mod process;
 mod reporter;
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use prometheus::core::Collector;
@@ -52,6 +53,7 @@ pub struct Metrics {
     /// `synod_inflight`: requests that admission holds a permit for.
     pub inflight: IntGauge,
     phases: [Histogram; Phase::ALL.len()],
+    devices: devices::Devices,
     process: process::Process,
 }
 
@@ -203,6 +205,7 @@ impl Metrics {
                 IntGauge::new("synod_inflight", "Decision requests between reading and response."),
             ),
             phases: Phase::ALL.map(|phase| phase_seconds.with_label_values(&[phase.name()])),
+            devices: devices::Devices::register(&registry),
             process: process::Process::register(&registry),
             registry,
         }
@@ -251,10 +254,13 @@ impl Metrics {
         self.executor_restarts.with_label_values(&[member, device, reason]).inc();
     }
 
-    /// Shows `state`, one of `states`, as the state of the executor of `member` on `device`.
-    pub fn executor_state(&self, member: &str, device: &str, state: &str, states: &[&str]) {
-        for name in states {
-            self.executor_state.with_label_values(&[member, device, name]).set(i64::from(*name == state));
+    /// Shows the states of `executors` (member, device, state), each one of `states`, and of no other executor.
+    pub(crate) fn executor_states(&self, executors: &BTreeMap<(&str, &str), &str>, states: &[&str]) {
+        self.executor_state.reset();
+        for ((member, device), state) in executors {
+            for name in states {
+                self.executor_state.with_label_values(&[member, device, name]).set(i64::from(name == state));
+            }
         }
     }
 
@@ -296,6 +302,7 @@ fn register<C: Collector + Clone + 'static>(registry: &Registry, family: prometh
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::supervisor::Cards;
 
     /// A scrape must name every family that design.md promises and that has a subject already.
     #[test]
@@ -308,7 +315,8 @@ mod tests {
         metrics.phase(Phase::Forward, Duration::from_millis(3));
         metrics.executor("m", "cpu:0");
         metrics.restarted("m", "cpu:0", "panic");
-        metrics.executor_state("m", "cpu:0", "ready", &["loading", "ready"]);
+        metrics.executor_states(&BTreeMap::from([(("m", "cpu:0"), "ready")]), &["loading", "ready"]);
+        metrics.devices.show((Some(2), Some(1)), &Cards::Unknown);
         let text = metrics.encode().unwrap();
         for line in [
             r#"synod_requests_total{code="200",route="/v1/systemone"} 1"#,
@@ -328,6 +336,7 @@ mod tests {
             r#"synod_executor_state{device="cpu:0",member="m",state="ready"} 1"#,
             r#"synod_executor_state{device="cpu:0",member="m",state="loading"} 0"#,
             r#"synod_executor_restarts_total{device="cpu:0",member="m",reason="panic"} 1"#,
+            r#"synod_device_memory_bytes{device="host",kind="total",member=""} 2"#,
             "synod_build_info{version=",
             "process_open_fds ",
             "process_resident_memory_bytes ",

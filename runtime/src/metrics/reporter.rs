@@ -1,17 +1,19 @@
-//! The metrics actor: writes scrapes, and mirrors the roster's states into gauges as it does.
+//! The metrics actor: writes scrapes, and mirrors the roster's states and the cards into gauges as it does.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use actix::{Actor, Context, Handler, Message};
 use tokio::sync::watch;
 
 use super::Metrics;
-use crate::supervisor::{ExecutorState, Roster};
+use crate::supervisor::{Cards, ExecutorState, Roster, available_host_bytes, total_host_bytes};
 
 /// Owns the text of `/metrics`.
 pub struct Reporter {
     metrics: Arc<Metrics>,
     roster: watch::Receiver<Arc<Roster>>,
+    cards: watch::Receiver<Arc<Cards>>,
 }
 
 /// Asks for the text of a scrape.
@@ -20,9 +22,13 @@ pub struct Reporter {
 pub struct Scrape;
 
 impl Reporter {
-    /// A reporter of `metrics` and of the executors in `roster`.
-    pub fn new(metrics: Arc<Metrics>, roster: watch::Receiver<Arc<Roster>>) -> Self {
-        Reporter { metrics, roster }
+    /// A reporter of `metrics`, of the executors in `roster` and of the machine's `cards`.
+    pub fn new(
+        metrics: Arc<Metrics>,
+        roster: watch::Receiver<Arc<Roster>>,
+        cards: watch::Receiver<Arc<Cards>>,
+    ) -> Self {
+        Reporter { metrics, roster, cards }
     }
 }
 
@@ -35,16 +41,32 @@ impl Handler<Scrape> for Reporter {
 
     fn handle(&mut self, Scrape: Scrape, _: &mut Self::Context) -> Self::Result {
         let roster = Arc::clone(&self.roster.borrow());
+        let cards = Arc::clone(&self.cards.borrow());
+        self.metrics.executor_states(&states(&roster), &ExecutorState::NAMES);
+        self.metrics.devices.show((total_host_bytes(), available_host_bytes()), &cards);
         for member in &roster.members {
             for replica in &member.replicas {
-                self.metrics.executor_state(
-                    &member.listing.name,
-                    &replica.device,
-                    replica.state.name(),
-                    &ExecutorState::NAMES,
-                );
+                if let Some(need) = &replica.need {
+                    self.metrics.devices.show_member(&member.listing.name, &replica.device, need);
+                }
             }
         }
         self.metrics.encode()
     }
+}
+
+/// Every executor's state, by member and device. While one takes another's place on a device, the one that serves is
+/// shown.
+fn states(roster: &Roster) -> BTreeMap<(&str, &str), &str> {
+    let mut states = BTreeMap::new();
+    for member in &roster.members {
+        for replica in &member.replicas {
+            let shown = states.entry((member.listing.name.as_str(), replica.device.as_str()));
+            let shown = shown.or_insert(replica.state.name());
+            if replica.state.is_ready() {
+                *shown = replica.state.name();
+            }
+        }
+    }
+    states
 }

@@ -317,7 +317,8 @@ impl Placed {
     /// Its entry in the roster.
     fn replica(&self) -> Option<Replica> {
         let handle = self.handle.clone()?;
-        Some(Replica { device: self.device.clone(), state: self.state.clone(), face: self.face.clone(), handle })
+        let need = self.demand.as_ref().map(|demand| demand.need);
+        Some(Replica { device: self.device.clone(), state: self.state.clone(), face: self.face.clone(), need, handle })
     }
 }
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::executor::{Face, Handle, LoadProgress};
+use crate::model::memory::MemoryNeed;
 
 /// The members of a deployment. A snapshot: the supervisor publishes another one when anything changes.
 #[derive(Clone, Default)]
@@ -46,6 +47,8 @@ pub struct Replica {
     pub state: ExecutorState,
     /// Known once it was loaded for the first time.
     pub face: Option<Arc<Face>>,
+    /// The memory that is counted for it; absent if its package could not be looked at.
+    pub need: Option<MemoryNeed>,
     pub handle: Handle,
 }
 

@@ -3,7 +3,6 @@
 //! Invariant: whatever is wrong with the file, what runs goes on as it was. Absent on purpose: how executors follow
 //! each other, which is the supervisor's.
 
-use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -12,7 +11,7 @@ use synod_config::{Deployment, Server};
 use tokio::signal::unix::Signal;
 use tokio::sync::watch;
 
-use super::{admission, executors, read, seating, terms};
+use super::{admission, executors, read, seating, systemd, terms};
 use crate::admission::Settings;
 use crate::http::{LoadAgain, Loaded, Terms};
 use crate::supervisor::{self, Reload, Seat, Supervisor};
@@ -30,6 +29,8 @@ pub(super) struct Reloader {
 pub(super) struct Running {
     /// As it is served: with the address that the command line gave.
     pub(super) deployment: Deployment,
+    /// What its file asked of the server when it was started.
+    pub(super) asked: Server,
     pub(super) supervisor: Addr<Supervisor>,
 }
 
@@ -60,18 +61,22 @@ impl Handler<LoadAgain> for Reloader {
     type Result = AtomicResponse<Self, Result<Loaded, String>>;
 
     fn handle(&mut self, LoadAgain: LoadAgain, _: &mut Self::Context) -> Self::Result {
+        systemd::reloading();
         let again = load_again(self.file.clone(), self.running.clone()).into_actor(self);
-        AtomicResponse::new(Box::pin(again.map(|loaded, reloader, _| match loaded {
-            Ok((deployment, loaded)) => {
-                reloader.publish(deployment);
-                let supervisor::Reloaded { kept, started, stopped } = loaded.executors;
-                tracing::info!(kept, started, stopped, "the deployment was loaded again");
-                loaded.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
-                Ok(loaded)
-            }
-            Err(reason) => {
-                tracing::error!(reason, "the deployment was not loaded again; nothing was changed");
-                Err(reason)
+        AtomicResponse::new(Box::pin(again.map(|loaded, reloader, _| {
+            systemd::reloaded();
+            match loaded {
+                Ok((deployment, loaded)) => {
+                    reloader.publish(deployment);
+                    let supervisor::Reloaded { kept, started, stopped } = loaded.executors;
+                    tracing::info!(kept, started, stopped, "the deployment was loaded again");
+                    loaded.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
+                    Ok(loaded)
+                }
+                Err(reason) => {
+                    tracing::error!(reason, "the deployment was not loaded again; nothing was changed");
+                    Err(reason)
+                }
             }
         })))
     }
@@ -79,9 +84,9 @@ impl Handler<LoadAgain> for Reloader {
 
 /// Reads the file, and has the supervisor serve its members.
 async fn load_again(file: PathBuf, running: Running) -> Result<(Deployment, Loaded), String> {
-    let served = running.deployment.server;
+    let (served, asked) = (running.deployment.server, running.asked);
     // Opening packages reads files.
-    let prepare = tokio::task::spawn_blocking(move || prepare(&file, &served));
+    let prepare = tokio::task::spawn_blocking(move || prepare(&file, &served, &asked));
     let (deployment, warnings, seats) = prepare.await.map_err(|_| "reading it panicked".to_owned())??;
     let settings = executors(&deployment);
     let reload = Reload { seats, settings, available_bytes: supervisor::available_host_bytes() };
@@ -91,9 +96,13 @@ async fn load_again(file: PathBuf, running: Running) -> Result<(Deployment, Load
 }
 
 /// Everything that can be refused before anything is changed.
-fn prepare(file: &std::path::Path, served: &Server) -> Result<(Deployment, Vec<String>, Vec<Seat>), String> {
+fn prepare(
+    file: &std::path::Path,
+    served: &Server,
+    asked: &Server,
+) -> Result<(Deployment, Vec<String>, Vec<Seat>), String> {
     let (mut deployment, mut warnings) = read(file).map_err(|error| format!("{error:#}"))?;
-    warnings.extend(keep_started(&mut deployment.server, served));
+    warnings.extend(keep_started(&mut deployment.server, served, asked));
     if deployment.server.admits_strangers(deployment.keys.is_empty()) {
         let bind = served.bind;
         return Err(format!("server.bind: expected a [[key]] or server.open, as {bind} is no loopback address"));
@@ -103,16 +112,15 @@ fn prepare(file: &std::path::Path, served: &Server) -> Result<(Deployment, Vec<S
 }
 
 /// Keeps what only a start can change, and names it where the file has it otherwise.
-fn keep_started(server: &mut Server, served: &Server) -> Vec<String> {
-    let shown = |address: Option<SocketAddr>| address.map_or_else(|| "none".to_owned(), |it| it.to_string());
+fn keep_started(server: &mut Server, served: &Server, asked: &Server) -> Vec<String> {
     let keys = [
-        ("bind", server.bind.to_string(), served.bind.to_string()),
-        ("admin", shown(server.admin), shown(served.admin)),
-        ("workers", format!("{:?}", server.workers), format!("{:?}", served.workers)),
-        ("drain_s", server.drain.as_secs().to_string(), served.drain.as_secs().to_string()),
+        ("bind", server.bind != asked.bind),
+        ("admin", server.admin != asked.admin),
+        ("workers", server.workers != asked.workers),
+        ("drain_s", server.drain != asked.drain),
     ];
-    let differing = keys.into_iter().filter(|(_, file, served)| file != served);
-    let warnings = differing.map(|(key, _, _)| format!("server.{key}: is as it was until the server is started again"));
+    let differing = keys.into_iter().filter(|(_, differs)| *differs);
+    let warnings = differing.map(|(key, _)| format!("server.{key}: is as it was until the server is started again"));
     let warnings = warnings.collect();
     (server.bind, server.admin, server.workers, server.drain) =
         (served.bind, served.admin, served.workers, served.drain);

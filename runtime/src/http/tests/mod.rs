@@ -23,7 +23,7 @@ use super::{Bodies, Keys, Service, Surface, Terms, app};
 use crate::admission::{self, Admission, Bounds};
 use crate::metrics::{Metrics, Reporter};
 use crate::supervisor::fakes::{PLAIN, Strings, patient_settings, settings};
-use crate::supervisor::{self, Drain, Roster, Supervisor};
+use crate::supervisor::{self, Cards, Drain, Roster, Supervisor};
 use crate::wire::request::Limits;
 
 const MAX_BODY_BYTES: usize = 2000;
@@ -115,10 +115,12 @@ impl Harness {
         let bodies = Bodies::new(MAX_BODY_BYTES, setup.admission.request_timeout);
         let (_, terms) = watch::channel(Arc::new(Terms { keys: setup.keys, bodies }));
         let (_, settings) = watch::channel(Arc::new(setup.admission));
+        let (_, cards) = watch::channel(Arc::new(Cards::Unknown));
         let service = web::Data::new(Service {
             admission: Admission::start(setup.threads, settings, roster.clone(), Arc::clone(&metrics)),
-            reporter: Reporter::new(Arc::clone(&metrics), roster.clone()).start(),
+            reporter: Reporter::new(Arc::clone(&metrics), roster.clone(), cards.clone()).start(),
             roster,
+            cards,
             metrics,
             terms,
             reload: None,

@@ -1,4 +1,4 @@
-//! What this machine has: the memory of the host, for now. Cards are not looked for.
+//! The memory of the host.
 //!
 //! Memory that the process can get is what the kernel calls available, or less where a control group sets a limit: a
 //! process that goes beyond that is killed, however much the machine has. Page cache that can be given up counts as
@@ -10,6 +10,11 @@ use std::path::Path;
 /// The bytes of host memory that this process can get, `None` where the system does not say.
 pub fn available_host_bytes() -> Option<u64> {
     available_bytes(Path::new("/"))
+}
+
+/// The bytes of memory that the host has, `None` where the system does not say.
+pub fn total_host_bytes() -> Option<u64> {
+    Some(field(&read(Path::new("/proc/meminfo"))?, "MemTotal:")? << 10)
 }
 
 /// [`available_host_bytes`] of the system whose files lie below `root`.
