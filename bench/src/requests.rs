@@ -175,7 +175,7 @@ impl Bench {
         let rendered = family
             .render(&request.state, &request.questions, Strictness::AllOrNothing)
             .map_err(|refusal| refused(&format!("{refusal:?}")))?;
-        let before = self.model.tokens_computed();
+        let before = self.model.tally().tokens_computed;
         let forward_started = Instant::now();
         let logits = compute(&mut self.model, &rendered)?;
         let forward = forward_started.elapsed();
@@ -183,7 +183,7 @@ impl Bench {
         let response = write_decision(self.member.package().model_name(), &decision);
         let total = started.elapsed();
         std::hint::black_box(response);
-        let computed_tokens = self.model.tokens_computed() - before;
+        let computed_tokens = self.model.tally().tokens_computed - before;
         Ok(Run { total, forward, input_tokens: decision.input_tokens, computed_tokens })
     }
 }

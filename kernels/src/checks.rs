@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use crate::{AttentionShape, GatedDeltaShape, KernelError, Packing, PairGroup};
+use crate::{AttentionShape, GatedDeltaShape, KernelError, Packing, PairGroup, Parent, StateShape};
 
 /// `[rows, columns]` of a matrix operand.
 pub(crate) type Shape = (usize, usize);
@@ -53,23 +53,64 @@ pub(crate) fn disjoint_ranges(op: &'static str, ranges: &[Range<u32>], rows: usi
     Ok(())
 }
 
-/// Refuses a packing that does not cover `rows` exactly once and in order, a parent that comes later or has a parent
-/// itself, and a position that is not where the parent ends.
-pub(crate) fn packing(op: &'static str, packing: &Packing, rows: usize) -> Result<(), KernelError> {
+/// Tokens of the prefix, and shape in the device's layout, of every state that goes with a packing.
+#[derive(Default)]
+pub(crate) struct StateSizes {
+    pub(crate) kept: Vec<(usize, Shape)>,
+    pub(crate) new: Vec<(usize, Shape)>,
+}
+
+impl StateSizes {
+    /// Refuses states whose shape is not what `shape_for` says of their tokens.
+    fn check(&self, op: &'static str, shape_for: impl Fn(usize) -> Shape) -> Result<(), KernelError> {
+        self.kept.iter().chain(&self.new).try_for_each(|&(tokens, (rows, columns))| {
+            let expected = shape_for(tokens);
+            dimension(op, "rows of a state", expected.0, rows)?;
+            dimension(op, "columns of a state", expected.1, columns)
+        })
+    }
+}
+
+/// Refuses a packing that does not cover `rows` exactly once and in order, a parent that comes later, has a parent
+/// itself or is not among the states, a position that is not where the parent ends, and states to be written that are not
+/// those of the sequences to keep.
+fn packing(op: &'static str, packing: &Packing, states: &StateSizes, rows: usize) -> Result<(), KernelError> {
     let mut end = 0;
     for (number, sequence) in packing.sequences.iter().enumerate() {
         dimension(op, "start of a sequence", end, sequence.start)?;
-        let mut position = 0;
-        if let Some(parent) = sequence.parent {
-            index(op, "parent of a sequence", parent, number)?;
-            let parent = packing.sequences[parent];
-            dimension(op, "parents of a parent", 0, usize::from(parent.parent.is_some()))?;
-            position = parent.len;
-        }
+        let position = match sequence.parent {
+            None => 0,
+            Some(Parent::Sequence(parent)) => {
+                index(op, "parent of a sequence", parent, number)?;
+                let parent = packing.sequences[parent];
+                dimension(op, "parents of a parent", 0, usize::from(parent.parent.is_some()))?;
+                parent.len
+            }
+            Some(Parent::Kept(state)) => {
+                index(op, "state that a sequence continues", state, states.kept.len())?;
+                states.kept[state].0
+            }
+        };
         dimension(op, "position of a sequence", position, sequence.position)?;
         end = sequence.start.saturating_add(sequence.len);
     }
-    dimension(op, "rows of the packing", rows, end)
+    dimension(op, "rows of the packing", rows, end)?;
+    keep(op, packing, states)
+}
+
+/// The part of [`packing`] that is about states to be written.
+fn keep(op: &'static str, packing: &Packing, states: &StateSizes) -> Result<(), KernelError> {
+    dimension(op, "states to write", packing.keep.len(), states.new.len())?;
+    let mut next = 0;
+    for (&number, &(tokens, _)) in packing.keep.iter().zip(&states.new) {
+        index(op, "sequence to keep", number, packing.sequences.len())?;
+        index(op, "sequence to keep next", next, number + 1)?;
+        next = number + 1;
+        let sequence = packing.sequences[number];
+        dimension(op, "parents of a sequence to keep", 0, usize::from(sequence.parent.is_some()))?;
+        dimension(op, "tokens of a state to write", sequence.len, tokens)?;
+    }
+    Ok(())
 }
 
 /// A product of dimensions that stays at the largest number instead of wrapping.
@@ -77,15 +118,25 @@ pub(crate) fn product(dimensions: &[usize]) -> usize {
     dimensions.iter().fold(1, |product, &dimension| product.saturating_mul(dimension))
 }
 
+/// The shape of a state in a device's layout, of an operation and a number of tokens.
+type StateLayout<'a> = &'a dyn Fn(StateShape, usize) -> Shape;
+
 /// Shapes of the convolution's operands; returns the number of taps.
-pub(crate) fn conv(rows: &Packing, weight: usize, x: Shape) -> Result<usize, KernelError> {
+pub(crate) fn conv(
+    rows: &Packing,
+    states: &StateSizes,
+    layout: StateLayout<'_>,
+    weight: usize,
+    x: Shape,
+) -> Result<usize, KernelError> {
     const OP: &str = "causal_conv1d_silu";
-    packing(OP, rows, x.0)?;
+    packing(OP, rows, states, x.0)?;
     let taps = weight.checked_div(x.1).unwrap_or(0);
     if taps == 0 {
         return Err(KernelError::Shape { op: OP, what: "elements of weight", expected: x.1.max(1), found: weight });
     }
     dimension(OP, "elements of weight", x.1 * taps, weight)?;
+    states.check(OP, |tokens| layout(StateShape::Conv { channels: x.1, taps }, tokens))?;
     Ok(taps)
 }
 
@@ -99,10 +150,16 @@ pub(crate) struct GatedDeltaSizes {
 }
 
 /// Checks the gated delta rule's operands against its head counts and widths.
-pub(crate) fn gated_delta(rows: &Packing, shape: GatedDeltaShape, sizes: &GatedDeltaSizes) -> Result<(), KernelError> {
+pub(crate) fn gated_delta(
+    rows: &Packing,
+    states: &StateSizes,
+    layout: StateLayout<'_>,
+    shape: GatedDeltaShape,
+    sizes: &GatedDeltaSizes,
+) -> Result<(), KernelError> {
     const OP: &str = "gated_delta_rule";
     let GatedDeltaShape { key_heads, value_heads, key_dim, value_dim } = shape;
-    packing(OP, rows, sizes.qkv.0)?;
+    packing(OP, rows, states, sizes.qkv.0)?;
     for (what, width) in
         [("key_heads", key_heads), ("value_heads", value_heads), ("key_dim", key_dim), ("value_dim", value_dim)]
     {
@@ -116,7 +173,8 @@ pub(crate) fn gated_delta(rows: &Packing, shape: GatedDeltaShape, sizes: &GatedD
     same_shape(OP, (sizes.qkv.0, value_heads), sizes.a)?;
     same_shape(OP, (sizes.qkv.0, value_heads), sizes.b)?;
     dimension(OP, "elements of a_log", value_heads, sizes.a_log)?;
-    dimension(OP, "elements of dt_bias", value_heads, sizes.dt_bias)
+    dimension(OP, "elements of dt_bias", value_heads, sizes.dt_bias)?;
+    states.check(OP, |tokens| layout(StateShape::GatedDelta(shape), tokens))
 }
 
 /// Operand sizes of [`crate::Device::gated_attention`].
@@ -131,12 +189,14 @@ pub(crate) struct AttentionSizes {
 /// Checks the gated attention's operands against its head counts and widths.
 pub(crate) fn gated_attention(
     rows: &Packing,
+    states: &StateSizes,
+    layout: StateLayout<'_>,
     shape: AttentionShape,
     sizes: &AttentionSizes,
 ) -> Result<(), KernelError> {
     const OP: &str = "gated_attention";
     let AttentionShape { num_attention_heads: heads, num_key_value_heads: kv_heads, head_dim, rotary_dim, .. } = shape;
-    packing(OP, rows, sizes.q_gate.0)?;
+    packing(OP, rows, states, sizes.q_gate.0)?;
     for (what, width) in [("num_attention_heads", heads), ("num_key_value_heads", kv_heads), ("head_dim", head_dim)] {
         if width == 0 {
             return Err(KernelError::Shape { op: OP, what, expected: 1, found: 0 });
@@ -149,7 +209,8 @@ pub(crate) fn gated_attention(
     same_shape(OP, (sizes.q_gate.0, product(&[kv_heads, head_dim])), sizes.k)?;
     same_shape(OP, (sizes.q_gate.0, product(&[kv_heads, head_dim])), sizes.v)?;
     dimension(OP, "elements of q_norm", head_dim, sizes.q_norm)?;
-    dimension(OP, "elements of k_norm", head_dim, sizes.k_norm)
+    dimension(OP, "elements of k_norm", head_dim, sizes.k_norm)?;
+    states.check(OP, |tokens| layout(StateShape::Attention(shape), tokens))
 }
 
 /// Operand sizes of [`crate::Device::pair_scores`].

@@ -68,11 +68,20 @@ pub struct Sequence {
     pub start: usize,
     /// Number of tokens.
     pub len: usize,
-    /// Index of the sequence that it continues (its prefix): its recurrent state, convolution tail, keys and values
-    /// are this sequence's start. A parent comes earlier in the list and has no parent itself.
-    pub parent: Option<usize>,
+    /// What it continues (its prefix): the recurrent state, convolution tail, keys and values there are this
+    /// sequence's start.
+    pub parent: Option<Parent>,
     /// Position of its first token for the rotary embedding: 0, or the parent's length.
     pub position: usize,
+}
+
+/// What a sequence continues.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Parent {
+    /// A sequence of the same batch, by its index: it comes earlier in the list and has no parent itself.
+    Sequence(usize),
+    /// A prefix of an earlier batch, by the index of its state among [`States::kept`].
+    Kept(usize),
 }
 
 /// How a batch's rows form sequences. Rows are covered exactly once, in order.
@@ -80,6 +89,9 @@ pub struct Sequence {
 pub struct Packing {
     /// The sequences, in row order.
     pub sequences: Vec<Sequence>,
+    /// Sequences without parent whose states are kept for later batches, by their indices, ascending: the first one's
+    /// goes to the first of [`States::new`], and so on.
+    pub keep: Vec<usize>,
 }
 
 impl Packing {
@@ -87,6 +99,38 @@ impl Packing {
     pub fn tokens(&self) -> usize {
         self.sequences.last().map_or(0, |last| last.start + last.len)
     }
+}
+
+/// What one operation has of prefixes beyond its batch. A state holds what sequences that continue a prefix need of one
+/// operation of one layer: to start from it and to start from the prefix's own tokens is the same, bit for bit.
+#[derive(Debug)]
+pub struct States<'a, S> {
+    /// What [`Parent::Kept`] counts.
+    pub kept: Vec<&'a S>,
+    /// What [`Packing::keep`] counts: each is made for its sequence's tokens, and written whole.
+    pub new: Vec<&'a mut S>,
+}
+
+impl<S> Default for States<'_, S> {
+    fn default() -> Self {
+        Self { kept: Vec::new(), new: Vec::new() }
+    }
+}
+
+/// The operation that a state is of, by which a device knows how large the state is.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum StateShape {
+    /// [`Device::causal_conv1d_silu`]: the inputs of the last `taps - 1` tokens (`conv_state`).
+    Conv {
+        /// Columns of the input.
+        channels: usize,
+        /// Width of the convolution.
+        taps: usize,
+    },
+    /// [`Device::gated_delta_rule`]: the state behind the last token (`recurrent_state`), however many came before.
+    GatedDelta(GatedDeltaShape),
+    /// [`Device::gated_attention`]: keys and values of every token (`k_cache` and `v_cache`).
+    Attention(AttentionShape),
 }
 
 /// Head counts and widths of a gated delta rule layer (spec: vela.md §7, Gated `DeltaNet`).
@@ -140,6 +184,8 @@ pub trait Device: Send {
     type Vector: Send;
     /// An embedding table.
     type Embedding: Send;
+    /// What one operation keeps of a prefix, in device memory.
+    type State: Send;
 
     /// An empty matrix (0 × 0) that operations give a shape.
     fn matrix(&self) -> Self::Matrix;
@@ -155,6 +201,15 @@ pub trait Device: Send {
 
     /// Takes an embedding table.
     fn load_embedding(&self, rows: Box<dyn RowSource>) -> Result<Self::Embedding, KernelError>;
+
+    /// A state of a prefix of `tokens` tokens, to be written by the operation that `shape` names.
+    ///
+    /// # Errors
+    /// [`KernelError::Resource`] if the device has no room.
+    fn state(&self, shape: StateShape, tokens: usize) -> Result<Self::State, KernelError>;
+
+    /// Bytes that [`Device::state`] takes for as much.
+    fn state_bytes(&self, shape: StateShape, tokens: usize) -> usize;
 
     /// `out[i] = table[ids[i]]`, F32, `[ids, hidden]`.
     fn embedding_gather(&self, table: &Self::Embedding, ids: &[u32], out: &mut Self::Matrix)
@@ -193,9 +248,14 @@ pub trait Device: Send {
     /// `out[t, c] = silu(Σ_j weight[c, j] · x[t − (taps − 1) + j, c])`, where tokens before a sequence's start are its
     /// parent's last ones, and zero before a sequence without parent. `weight` is `[channels, taps]` (the
     /// checkpoint's `[channels, 1, taps]` flattened), `x` and `out` are `[tokens, channels]`.
+    ///
+    /// # Errors
+    /// Here and in the other two operations over sequences, beside shapes: [`KernelError::Index`] for a parent that is
+    /// not there, [`KernelError::Shape`] for a state of another operation or of another number of tokens.
     fn causal_conv1d_silu(
         &self,
         packing: &Packing,
+        states: States<'_, Self::State>,
         weight: &Self::Vector,
         x: &Self::Matrix,
         out: &mut Self::Matrix,
@@ -213,6 +273,7 @@ pub trait Device: Send {
     fn gated_delta_rule(
         &self,
         packing: &Packing,
+        states: States<'_, Self::State>,
         shape: GatedDeltaShape,
         qkv: &Self::Matrix,
         a: &Self::Matrix,
@@ -243,6 +304,7 @@ pub trait Device: Send {
     fn gated_attention(
         &self,
         packing: &Packing,
+        states: States<'_, Self::State>,
         shape: AttentionShape,
         q_gate: &Self::Matrix,
         k: &Self::Matrix,

@@ -2,7 +2,8 @@
 
 use half::bf16;
 
-use crate::{DType, HostTensor, KernelError, RowSource, checks};
+use crate::checks::StateSizes;
+use crate::{DType, HostTensor, KernelError, RowSource, States, checks};
 
 /// A row-major F32 matrix `[rows, columns]` in host memory.
 #[derive(Debug, Default)]
@@ -47,6 +48,39 @@ impl HostMatrix {
     /// All elements, row-major.
     pub(crate) fn values_mut(&mut self) -> &mut [f32] {
         &mut self.values
+    }
+}
+
+/// What one operation keeps of a prefix, in host memory. What its values are is the device's own affair.
+#[derive(Debug)]
+pub struct HostState {
+    /// Tokens of the prefix.
+    pub(crate) tokens: usize,
+    pub(crate) values: HostMatrix,
+}
+
+impl HostState {
+    /// Room for values of a shape.
+    pub(crate) fn new(tokens: usize, (rows, columns): checks::Shape) -> Self {
+        let mut values = HostMatrix::default();
+        values.reshape(rows, columns);
+        Self { tokens, values }
+    }
+
+    /// Bytes of values of a shape.
+    pub(crate) fn bytes_for((rows, columns): checks::Shape) -> usize {
+        checks::product(&[rows, columns, size_of::<f32>()])
+    }
+}
+
+impl States<'_, HostState> {
+    /// What a check needs to know of them.
+    pub(crate) fn sizes(&self) -> StateSizes {
+        let size = |state: &HostState| (state.tokens, state.values.shape());
+        StateSizes {
+            kept: self.kept.iter().map(|state| size(state)).collect(),
+            new: self.new.iter().map(|state| size(state)).collect(),
+        }
     }
 }
 

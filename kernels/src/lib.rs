@@ -14,6 +14,9 @@ mod rotary;
 #[cfg(test)]
 mod tests;
 
-pub use device::{AttentionShape, DType, Device, GatedDeltaShape, HostTensor, Packing, PairGroup, RowSource, Sequence};
+pub use device::{
+    AttentionShape, DType, Device, GatedDeltaShape, HostTensor, Packing, PairGroup, Parent, RowSource, Sequence,
+    StateShape, States,
+};
 pub use error::KernelError;
-pub use host::{HostEmbedding, HostMatrix, HostVector, widen};
+pub use host::{HostEmbedding, HostMatrix, HostState, HostVector, widen};

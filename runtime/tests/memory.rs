@@ -23,6 +23,9 @@ const TREE: TreeBounds = TreeBounds { tokens: 4096, least_block_tokens: 32, leas
 /// Tokens of the fixtures' vocabulary.
 const VOCABULARY: u32 = 2000;
 
+/// Less than the prefixes below need: the cache is filled to its bound.
+const PREFIX_CACHE_BYTES: u64 = 4 << 20;
+
 /// Names, maps and lists that nobody reckons with: so much more may be taken than foretold.
 const MAX_EXCESS: f64 = 0.01;
 /// No batch reaches every bound at once: so much less may be taken.
@@ -75,7 +78,13 @@ fn check(member: &str) {
     let files = open(member);
     let cores = CpuDevice::available_cores().expect("the system names its cores");
     let cores: Vec<usize> = cores.into_iter().cycle().take(2).collect();
-    let setting = Setting { profile: Profile::Fp32, batch_tokens: TREE.tokens, tree: TREE, prefix_cache_bytes: 0 };
+    let setting = Setting {
+        profile: Profile::Fp32,
+        batch_tokens: TREE.tokens,
+        tree: TREE,
+        prefix_cache_bytes: PREFIX_CACHE_BYTES,
+    };
+    // What is set aside for prefixes is not taken before there are any.
     let hardware = Hardware::Cpu { isa: Isa::best(), threads: cores.len() };
     let foretold: MemoryNeed = need(files.config(), files.has_broad_head(), &setting, hardware);
     let trees = trees();
@@ -83,9 +92,10 @@ fn check(member: &str) {
     let device = CpuDevice::new(&cores).expect("the cores are available");
 
     let before = ALLOCATOR.current_usage();
-    let mut model = Model::load(device, &files, setting.batch_tokens, &()).expect("the fixture loads");
+    let mut model =
+        Model::load(device, &files, setting.batch_tokens, setting.prefix_cache_bytes, &()).expect("the fixture loads");
     let loaded = ALLOCATOR.current_usage() - before;
-    assert_foretold(member, "loaded", loaded, foretold.total() - foretold.workspace);
+    assert_foretold(member, "loaded", loaded, foretold.total() - foretold.workspace - foretold.prefix_cache);
 
     // Whatever the first call has left behind, the second one meets.
     for _ in 0..2 {
@@ -93,6 +103,8 @@ fn check(member: &str) {
         model.forward(&trees, &|| true).expect("the trees are sound");
     }
     assert_foretold(member, "in a forward", ALLOCATOR.peak_usage() - before, foretold.total());
+    let tally = model.tally();
+    assert!(tally.prefix_evictions > 0 && tally.prefix_cache_bytes <= PREFIX_CACHE_BYTES, "{member}: {tally:?}");
 }
 
 /// On the fastest instruction set of this machine: what the others pack differently, the kernels' own tests hold to the byte.

@@ -1,7 +1,7 @@
 //! Gated causal attention by tiles of queries, on the matrix product's register tile.
 //!
 //! Keys are normed and rotated once and packed as panels `[head_dim][NR keys]`, values as panels `[tokens][NR columns]`;
-//! a prefix's panels serve all its blocks. A piece of work has a few queries of one head: their scores with every key
+//! a prefix's panels serve all its blocks, and those of later batches where they are kept. A piece of work has a few queries of one head: their scores with every key
 //! they see (a strip of `MR × keys`, never `L × L`), the softmax of each row, and the product with the values: of the
 //! keys that all the tile's queries see, block by block of [`KC`] keys counted from the start of the prefix and of the
 //! sequence; of the tile's own keys, query by query up to the query itself.
@@ -12,14 +12,15 @@
 
 use std::ops::Range;
 
+use crate::checks::Shape;
 use crate::cpu::gemm::{KC, MAX_MR, MAX_NR, NR_VECTORS, PanelColumns, TileRows, multiply, tile_rows};
 use crate::cpu::math;
 use crate::cpu::pool::Pool;
 use crate::cpu::shared::SharedMatrix;
 use crate::cpu::simd::{Isa, Kernel, Simd, parts};
-use crate::host::{HostMatrix, set_len};
+use crate::host::{HostMatrix, HostState, set_len};
 use crate::rotary::RotaryTable;
-use crate::{AttentionShape, Packing, Sequence};
+use crate::{AttentionShape, Packing, Parent, Sequence, States};
 
 /// The operands of [`crate::Device::gated_attention`], checked.
 pub(crate) struct Attention<'a> {
@@ -51,13 +52,23 @@ impl AttentionScratch {
     /// The most bytes that it keeps once it has seen `tokens` tokens in `sequences` sequences in one batch: the last panel
     /// of a sequence's keys may hold a single one.
     pub(crate) fn bytes_for(shape: AttentionShape, isa: Isa, tokens: usize, sequences: usize) -> usize {
-        let AttentionShape { num_key_value_heads, head_dim, .. } = shape;
         let width = isa.run(PanelColumns);
         let key_panels = (tokens + sequences * (width - 1)) / width;
-        let keys = key_panels * head_dim * width;
-        let values = head_dim.div_ceil(width) * tokens * width;
-        num_key_value_heads * (keys + values) * size_of::<f32>()
+        packed_elements(shape, width, key_panels, tokens).iter().sum::<usize>() * size_of::<f32>()
     }
+}
+
+/// Elements of the packed keys and values of `tokens` tokens, the keys in `key_panels` panels.
+fn packed_elements(shape: AttentionShape, width: usize, key_panels: usize, tokens: usize) -> [usize; 2] {
+    let AttentionShape { num_key_value_heads, head_dim, .. } = shape;
+    let keys = num_key_value_heads * key_panels * head_dim * width;
+    [keys, num_key_value_heads * head_dim.div_ceil(width) * tokens * width]
+}
+
+/// The shape of a state: in one row, the keys and then the values of all tokens, packed as in [`Packed`].
+pub(crate) fn state_layout(shape: AttentionShape, isa: Isa, tokens: usize) -> Shape {
+    let width = isa.run(PanelColumns);
+    (1, packed_elements(shape, width, tokens.div_ceil(width), tokens).iter().sum())
 }
 
 /// The most bytes that one thread works on, for a query that sees `visible` keys: scores, weights and queries of a tile.
@@ -73,9 +84,21 @@ struct KeyPanel {
     position: usize,
 }
 
-/// Some keys of one sequence, from its first on.
+/// Packed keys and values of some sequences, of a batch or of a kept prefix.
 #[derive(Clone, Copy)]
-struct Segment {
+struct Packed<'a> {
+    /// `[kv_heads][key_panels][head_dim][NR]`, normed and rotated.
+    keys: &'a [f32],
+    key_panels: usize,
+    /// `[kv_heads][head_dim / NR][tokens][NR]`.
+    values: &'a [f32],
+    tokens: usize,
+}
+
+/// Some keys of one sequence, from its first on, and their values.
+#[derive(Clone, Copy)]
+struct Segment<'a> {
+    packed: Packed<'a>,
     first_panel: usize,
     first_row: usize,
     keys: usize,
@@ -106,9 +129,10 @@ impl Plan {
         plan
     }
 
-    /// The first `keys` keys of a sequence.
-    fn segment(&self, packing: &Packing, sequence: usize, keys: usize) -> Segment {
-        Segment { first_panel: self.first_panels[sequence], first_row: packing.sequences[sequence].start, keys }
+    /// The first `keys` keys of a sequence, whose batch is `packed`.
+    fn segment<'a>(&self, packed: Packed<'a>, packing: &Packing, sequence: usize, keys: usize) -> Segment<'a> {
+        let (first_panel, first_row) = (self.first_panels[sequence], packing.sequences[sequence].start);
+        Segment { packed, first_panel, first_row, keys }
     }
 }
 
@@ -119,6 +143,7 @@ impl Attention<'_> {
         pool: &Pool,
         isa: Isa,
         packing: &Packing,
+        states: States<'_, HostState>,
         scratch: &mut AttentionScratch,
         out: &mut HostMatrix,
     ) {
@@ -128,24 +153,61 @@ impl Attention<'_> {
         }
         self.pack_keys(pool, isa, &plan, &mut scratch.keys);
         self.pack_values(pool, &plan, &mut scratch.values);
+        let (key_panels, tokens) = (plan.key_panels.len(), self.v.shape().0);
+        let packed = Packed { keys: &scratch.keys, key_panels, values: &scratch.values, tokens };
+        for (&number, state) in packing.keep.iter().zip(states.new) {
+            let len = packing.sequences[number].len;
+            self.keep(plan.panel_columns, plan.segment(packed, packing, number, len), state);
+        }
+        let kept: Vec<Segment<'_>> = states.kept.iter().map(|state| self.kept(plan.panel_columns, state)).collect();
         let out = SharedMatrix::new(out);
         let heads = self.shape.num_attention_heads;
         pool.for_each(plan.tiles.len() * heads, |item| {
             let (number, queries) = plan.tiles[item / heads].clone();
             let sequence = packing.sequences[number];
-            let prefix = sequence.parent.map(|parent| plan.segment(packing, parent, sequence.position));
+            let prefix = sequence.parent.map(|parent| match parent {
+                Parent::Sequence(parent) => plan.segment(packed, packing, parent, sequence.position),
+                Parent::Kept(state) => kept[state],
+            });
             isa.run(QueryTile {
                 operands: self,
-                plan: &plan,
-                scratch,
                 prefix,
-                own: plan.segment(packing, number, queries.end),
+                own: plan.segment(packed, packing, number, queries.end),
                 sequence,
                 queries,
                 head: item % heads,
                 out: &out,
             });
         });
+    }
+
+    /// All keys of a kept prefix.
+    fn kept<'s>(&self, width: usize, state: &'s HostState) -> Segment<'s> {
+        let (tokens, key_panels) = (state.tokens, state.tokens.div_ceil(width));
+        let [keys, _] = packed_elements(self.shape, width, key_panels, tokens);
+        let (keys, values) = state.values.values().split_at(keys);
+        let packed = Packed { keys, key_panels, values, tokens };
+        Segment { packed, first_panel: 0, first_row: 0, keys: tokens }
+    }
+
+    /// Copies the packed keys and values of a whole sequence to its state.
+    fn keep(&self, width: usize, segment: Segment<'_>, state: &mut HostState) {
+        let (tokens, key_panels) = (state.tokens, state.tokens.div_ceil(width));
+        if tokens == 0 {
+            return;
+        }
+        let [keys, _] = packed_elements(self.shape, width, key_panels, tokens);
+        let (keys, values) = state.values.values_mut().split_at_mut(keys);
+        let Segment { packed, first_panel, first_row, .. } = segment;
+        let panel = self.shape.head_dim * width;
+        for (kv_head, keys) in keys.chunks_exact_mut(key_panels * panel).enumerate() {
+            let first = (kv_head * packed.key_panels + first_panel) * panel;
+            keys.copy_from_slice(&packed.keys[first..first + keys.len()]);
+        }
+        for (column, values) in values.chunks_exact_mut(tokens * width).enumerate() {
+            let first = (column * packed.tokens + first_row) * width;
+            values.copy_from_slice(&packed.values[first..first + values.len()]);
+        }
     }
 
     fn pack_keys(&self, pool: &Pool, isa: Isa, plan: &Plan, keys: &mut Vec<f32>) {
@@ -236,12 +298,10 @@ impl Kernel for PackKeys<'_> {
 /// Some consecutive queries of one head of one sequence.
 struct QueryTile<'a> {
     operands: &'a Attention<'a>,
-    plan: &'a Plan,
-    scratch: &'a AttentionScratch,
     /// The parent's keys, all of which every query sees.
-    prefix: Option<Segment>,
+    prefix: Option<Segment<'a>>,
     /// The sequence's own keys that the last query sees.
-    own: Segment,
+    own: Segment<'a>,
     sequence: Sequence,
     queries: Range<usize>,
     head: usize,
@@ -284,7 +344,7 @@ struct Weights {
     totals: [f32; MAX_MR],
 }
 
-impl QueryTile<'_> {
+impl<'a> QueryTile<'a> {
     #[inline(always)]
     fn kv_head(&self) -> usize {
         let AttentionShape { num_attention_heads, num_key_value_heads, .. } = self.operands.shape;
@@ -323,15 +383,14 @@ impl QueryTile<'_> {
         let width = NR_VECTORS * S::LANES;
         let visible = scores.len() / height;
         let panel_elements = self.operands.shape.head_dim * width;
-        let first_panel = self.kv_head() * self.plan.key_panels.len();
         let queries = self.pack_queries(simd, height);
         let mut products = [0.0; MAX_MR * MAX_NR];
         let mut start = 0;
         for segment in self.prefix.into_iter().chain([self.own]) {
             let end = start + segment.keys;
             for (panel, first) in (start..end).step_by(width).enumerate() {
-                let panel = first_panel + segment.first_panel + panel;
-                let keys = &self.scratch.keys[panel * panel_elements..][..panel_elements];
+                let panel = self.kv_head() * segment.packed.key_panels + segment.first_panel + panel;
+                let keys = &segment.packed.keys[panel * panel_elements..][..panel_elements];
                 multiply(simd, height, &queries, keys, &mut products);
                 let columns = first..end.min(first + width);
                 for (products, scores) in products.chunks_exact(width).zip(scores.chunks_exact_mut(visible)) {
@@ -369,26 +428,31 @@ impl QueryTile<'_> {
         }
     }
 
+    /// The values of a segment's keys, and perhaps of what lies behind it, for a panel of columns: `[tokens, NR]`.
+    #[inline(always)]
+    fn values(&self, segment: Segment<'a>, panel: usize, width: usize) -> &'a [f32] {
+        let Packed { values, tokens, .. } = segment.packed;
+        let panels = self.operands.shape.head_dim.div_ceil(width);
+        &values[(self.kv_head() * panels + panel) * tokens * width..][..tokens * width][segment.first_row * width..]
+    }
+
     /// `sums[i, c] = Σ_j weights[j, i] · v[j, c]` for a panel of columns, over the keys that query `i` sees.
     #[inline(always)]
     fn weighted_values<S: Simd>(&self, simd: S, weights: &Weights, panel: usize, sums: &mut [f32; MAX_MR * MAX_NR]) {
         let width = NR_VECTORS * S::LANES;
-        let tokens = self.operands.v.shape().0;
-        let panels = self.operands.shape.head_dim.div_ceil(width);
-        let values = &self.scratch.values[(self.kv_head() * panels + panel) * tokens * width..][..tokens * width];
         let mut products = [0.0; MAX_MR * MAX_NR];
         let mut rest = weights.common.as_slice();
         sums.fill(0.0);
         for segment in self.prefix.into_iter().chain([Segment { keys: self.queries.start, ..self.own }]) {
             let (weights_of_segment, after) = rest.split_at(segment.keys * weights.height);
             rest = after;
-            let values = &values[segment.first_row * width..];
+            let values = self.values(segment, panel, width);
             for (block, values) in weights_of_segment.chunks(KC * weights.height).zip(values.chunks(KC * width)) {
                 multiply(simd, weights.height, block, values, &mut products);
                 add(&mut sums[..weights.height * width], &products);
             }
         }
-        let values = &values[(self.own.first_row + self.queries.start) * width..];
+        let values = &self.values(self.own, panel, width)[self.queries.start * width..];
         for (query, sums) in sums.chunks_exact_mut(width).take(self.queries.len()).enumerate() {
             multiply(simd, 1, &weights.own[query][..=query], values, &mut products);
             add(sums, &products);

@@ -1,16 +1,23 @@
 //! The causal depthwise convolution of the gated delta rule's layers.
 
+use crate::checks::Shape;
 use crate::cpu::math;
 use crate::cpu::pool::Pool;
 use crate::cpu::simd::{Isa, Kernel, Simd, parts};
-use crate::host::HostMatrix;
-use crate::{Packing, Sequence};
+use crate::host::{HostMatrix, HostState};
+use crate::{Packing, Parent, Sequence, States};
+
+/// The shape of a state: the inputs of the last `taps - 1` tokens, or of as many as there are, oldest first.
+pub(crate) fn state_layout(channels: usize, taps: usize, tokens: usize) -> Shape {
+    (tokens.min(taps.saturating_sub(1)), channels)
+}
 
 /// The checked operation of [`crate::Device::causal_conv1d_silu`]; `out` has its shape.
 pub(crate) fn causal_conv1d_silu(
     pool: &Pool,
     isa: Isa,
     packing: &Packing,
+    states: States<'_, HostState>,
     weight: &[f32],
     x: &HostMatrix,
     out: &mut HostMatrix,
@@ -20,8 +27,16 @@ pub(crate) fn causal_conv1d_silu(
     pool.for_each_row(out, |row, out| {
         // Sequences are in row order; an empty one has no row.
         let number = packing.sequences.partition_point(|sequence| sequence.start + sequence.len <= row);
-        isa.run(ConvRow { packing, sequence: packing.sequences[number], taps: &taps, x, row, out });
+        let (sequence, kept) = (packing.sequences[number], states.kept.as_slice());
+        isa.run(ConvRow { packing, kept, sequence, taps: &taps, x, row, out });
     });
+    for (&number, state) in packing.keep.iter().zip(states.new) {
+        let Sequence { start, len, .. } = packing.sequences[number];
+        let (rows, _) = state.values.shape();
+        for row in 0..rows {
+            state.values.row_mut(row).copy_from_slice(x.row(start + len - rows + row));
+        }
+    }
 }
 
 /// `[channels, taps]` to `[taps, channels]`.
@@ -38,6 +53,7 @@ fn transposed(pool: &Pool, weight: &[f32], channels: usize) -> Vec<f32> {
 /// One token's convolution and SiLU.
 struct ConvRow<'a> {
     packing: &'a Packing,
+    kept: &'a [&'a HostState],
     sequence: Sequence,
     /// `[taps, channels]`.
     taps: &'a [f32],
@@ -46,16 +62,25 @@ struct ConvRow<'a> {
     out: &'a mut [f32],
 }
 
-impl ConvRow<'_> {
-    /// The row of the token `back` tokens before this one, in its sequence or its parent.
+impl<'a> ConvRow<'a> {
+    /// The input of the token `back` tokens before this one, in its sequence or its parent.
     #[inline(always)]
-    fn input_row(&self, back: usize) -> Option<usize> {
+    fn input(&self, back: usize) -> Option<&'a [f32]> {
         let token = self.row - self.sequence.start;
         if back <= token {
-            return Some(self.row - back);
+            return Some(self.x.row(self.row - back));
         }
-        let parent = self.packing.sequences[self.sequence.parent?];
-        (parent.start + parent.len).checked_sub(back - token).filter(|&row| row >= parent.start)
+        let back = back - token;
+        match self.sequence.parent? {
+            Parent::Sequence(parent) => {
+                let Sequence { start, len, .. } = self.packing.sequences[parent];
+                len.checked_sub(back).map(|token| self.x.row(start + token))
+            }
+            Parent::Kept(state) => {
+                let values = &self.kept[state].values;
+                values.shape().0.checked_sub(back).map(|row| values.row(row))
+            }
+        }
     }
 }
 
@@ -68,7 +93,7 @@ impl Kernel for ConvRow<'_> {
         let channels = self.x.shape().1;
         let taps = self.taps.len() / channels;
         let weights = self.taps.chunks_exact(channels).enumerate();
-        let inputs = weights.filter_map(|(tap, weight)| Some((self.x.row(self.input_row(taps - 1 - tap)?), weight)));
+        let inputs = weights.filter_map(|(tap, weight)| Some((self.input(taps - 1 - tap)?, weight)));
         let inputs: Vec<(&[f32], &[f32])> = inputs.collect();
         for part in parts::<S>(channels) {
             let mut sum = simd.splat(0.0);

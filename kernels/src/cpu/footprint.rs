@@ -75,7 +75,7 @@ mod tests {
 
     use super::*;
     use crate::tests::{Array, cpu_devices, packing, random, random_values, vector, weight};
-    use crate::{Device, HostMatrix, KernelError, Packing, RowSource};
+    use crate::{Device, HostMatrix, KernelError, Packing, RowSource, States};
 
     const GATED_DELTA: GatedDeltaShape = GatedDeltaShape { key_heads: 2, value_heads: 4, key_dim: 24, value_dim: 40 };
     const ATTENTION: AttentionShape = AttentionShape {
@@ -118,11 +118,13 @@ mod tests {
         device.linear(&weight(device, DType::F32, &ones), &matrix(linear_inputs), &mut out).unwrap();
         let (qkv, heads) = (matrix(GATED_DELTA.channels()), GATED_DELTA.value_heads);
         let (a, b, per_head) = (matrix(heads), matrix(heads), vector(device, &vec![0.5; heads]));
-        device.gated_delta_rule(packing, GATED_DELTA, &qkv, &a, &b, &per_head, &per_head, &mut out).unwrap();
+        device
+            .gated_delta_rule(packing, States::default(), GATED_DELTA, &qkv, &a, &b, &per_head, &per_head, &mut out)
+            .unwrap();
         let AttentionShape { num_attention_heads, num_key_value_heads, head_dim, .. } = ATTENTION;
         let (q_gate, norm) = (matrix(2 * num_attention_heads * head_dim), vector(device, &vec![0.0; head_dim]));
         let (k, v) = (matrix(num_key_value_heads * head_dim), matrix(num_key_value_heads * head_dim));
-        device.gated_attention(packing, ATTENTION, &q_gate, &k, &v, &norm, &norm, &mut out).unwrap();
+        device.gated_attention(packing, States::default(), ATTENTION, &q_gate, &k, &v, &norm, &norm, &mut out).unwrap();
     }
 
     fn demand(packing: &Packing, linear_inputs: usize) -> CpuDemand {

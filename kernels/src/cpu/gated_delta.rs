@@ -2,19 +2,21 @@
 //!
 //! The columns of a state evolve independently, so the work is split by tree (a sequence and those that continue it),
 //! value head and group of columns. One group's state, `[key_dim, VECTORS * LANES]`, is used for all the tokens of a tree
-//! before the next one's; a prefix's last state is copied for each of its blocks and never stored elsewhere. With 128 key
+//! before the next one's; a prefix's last state is copied for each of its blocks, and stored elsewhere only where it is to
+//! be kept. With 128 key
 //! dimensions a state has 32 KiB on AVX-512 and 16 KiB on AVX2: the former fits a first-level cache of 48 KiB with room
 //! for the tokens, and reaches into the second level where the first has 32 KiB.
 //!
 //! Absent so far: the chunked form (matrix products over chunks of tokens).
 
+use crate::checks::Shape;
 use crate::cpu::aligned::AlignedBuffer;
 use crate::cpu::math;
 use crate::cpu::pool::Pool;
 use crate::cpu::shared::SharedMatrix;
 use crate::cpu::simd::{Isa, Kernel, MAX_LANES, Simd};
-use crate::host::{HostMatrix, set_len};
-use crate::{GatedDeltaShape, Packing, Sequence};
+use crate::host::{HostMatrix, HostState, set_len};
+use crate::{GatedDeltaShape, Packing, Parent, Sequence, States};
 
 /// Vectors of state columns that one piece of work has: as many sums run side by side over the key dimension. Fewer would
 /// make a state smaller, and every sum's multiply-adds wait for each other.
@@ -71,6 +73,13 @@ pub(crate) fn state_bytes(shape: GatedDeltaShape, isa: Isa) -> usize {
     2 * shape.key_dim * isa.run(GroupColumns) * size_of::<f32>()
 }
 
+/// The shape of a state, whatever its prefix's length: a row per value head and group of columns, as one piece of work
+/// has it (`[key_dim, VECTORS * LANES]`).
+pub(crate) fn state_layout(shape: GatedDeltaShape, isa: Isa) -> Shape {
+    let width = isa.run(GroupColumns);
+    (shape.value_heads * shape.value_dim.div_ceil(width), shape.key_dim * width)
+}
+
 impl GatedDelta<'_> {
     /// Runs the rule over every sequence; `out` has its shape.
     pub(crate) fn run(
@@ -78,11 +87,12 @@ impl GatedDelta<'_> {
         pool: &Pool,
         isa: Isa,
         packing: &Packing,
+        states: States<'_, HostState>,
         scratch: &mut GatedDeltaScratch,
         out: &mut HostMatrix,
     ) {
         self.prepare(pool, isa, scratch);
-        let trees = trees(packing);
+        let trees = trees(packing, states);
         let groups = self.shape.value_dim.div_ceil(isa.run(GroupColumns));
         let heads = self.shape.value_heads;
         let out = SharedMatrix::new(out);
@@ -91,6 +101,7 @@ impl GatedDelta<'_> {
                 operands: self,
                 scratch,
                 tree: &trees[item / (heads * groups)],
+                state_row: item % (heads * groups),
                 head: item / groups % heads,
                 group: item % groups,
                 out: &out,
@@ -158,21 +169,36 @@ impl Kernel for GroupColumns {
     }
 }
 
-/// A sequence without parent, and those that continue it.
-struct Tree {
-    root: Sequence,
+/// Where the blocks of a tree start.
+enum Root<'a> {
+    /// Behind a sequence of the batch, whose last state goes to `keep` if it is kept.
+    Sequence { sequence: Sequence, keep: Option<SharedMatrix<'a>> },
+    /// In a state of an earlier batch.
+    Kept(&'a HostMatrix),
+}
+
+/// A sequence without parent and those that continue it, or one that continues a kept prefix.
+struct Tree<'a> {
+    root: Root<'a>,
     blocks: Vec<Sequence>,
 }
 
-fn trees(packing: &Packing) -> Vec<Tree> {
-    let mut trees: Vec<Tree> = Vec::new();
+fn trees<'a>(packing: &Packing, states: States<'a, HostState>) -> Vec<Tree<'a>> {
+    let mut keep = packing.keep.iter().copied().zip(states.new).peekable();
+    let mut trees: Vec<Tree<'_>> = Vec::new();
     let mut tree_of = vec![0; packing.sequences.len()];
     for (number, &sequence) in packing.sequences.iter().enumerate() {
-        if let Some(parent) = sequence.parent {
-            trees[tree_of[parent]].blocks.push(sequence);
-        } else {
-            tree_of[number] = trees.len();
-            trees.push(Tree { root: sequence, blocks: Vec::new() });
+        match sequence.parent {
+            Some(Parent::Sequence(parent)) => trees[tree_of[parent]].blocks.push(sequence),
+            Some(Parent::Kept(state)) => {
+                trees.push(Tree { root: Root::Kept(&states.kept[state].values), blocks: vec![sequence] });
+            }
+            None => {
+                tree_of[number] = trees.len();
+                let keep = keep.next_if(|(kept, _)| *kept == number);
+                let keep = keep.map(|(_, state)| SharedMatrix::new(&mut state.values));
+                trees.push(Tree { root: Root::Sequence { sequence, keep }, blocks: Vec::new() });
+            }
         }
     }
     trees
@@ -182,7 +208,9 @@ fn trees(packing: &Packing) -> Vec<Tree> {
 struct Columns<'a> {
     operands: &'a GatedDelta<'a>,
     scratch: &'a GatedDeltaScratch,
-    tree: &'a Tree,
+    tree: &'a Tree<'a>,
+    /// The row of a state that its columns have.
+    state_row: usize,
     head: usize,
     group: usize,
     out: &'a SharedMatrix<'a>,
@@ -195,9 +223,19 @@ impl Kernel for Columns<'_> {
     fn run<S: Simd>(self, simd: S) {
         let elements = self.operands.shape.key_dim * VECTORS * S::LANES;
         let [mut prefix, mut block] = [(); 2].map(|()| AlignedBuffer::zeroed(elements));
-        self.read(simd, self.tree.root, prefix.values_mut());
+        let prefix: &[f32] = match &self.tree.root {
+            Root::Kept(state) => state.row(self.state_row),
+            Root::Sequence { sequence, keep } => {
+                self.read(simd, *sequence, prefix.values_mut());
+                if let Some(keep) = keep {
+                    // SAFETY: the tree, the head and the group make the row this piece's own; the part ends here.
+                    unsafe { keep.part(self.state_row, 0..elements) }.copy_from_slice(prefix.values_mut());
+                }
+                prefix.values_mut()
+            }
+        };
         for &sequence in &self.tree.blocks {
-            block.values_mut().copy_from_slice(prefix.values_mut());
+            block.values_mut().copy_from_slice(prefix);
             self.read(simd, sequence, block.values_mut());
         }
     }

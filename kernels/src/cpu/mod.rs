@@ -34,9 +34,11 @@ pub use simd::Isa;
 pub use simd::{Avx2, Avx512};
 
 use crate::checks::{self, AttentionSizes, GatedDeltaSizes, PairSizes};
-use crate::host::{HostEmbedding, HostMatrix, HostVector};
+use crate::host::{HostEmbedding, HostMatrix, HostState, HostVector};
 use crate::rotary::{Rotary, RotaryTable};
-use crate::{AttentionShape, Device, GatedDeltaShape, HostTensor, KernelError, Packing, PairGroup, RowSource};
+use crate::{
+    AttentionShape, Device, GatedDeltaShape, HostTensor, KernelError, Packing, PairGroup, RowSource, StateShape, States,
+};
 
 /// Some cores of this machine, as a device.
 pub struct CpuDevice {
@@ -89,11 +91,23 @@ impl CpuDevice {
     }
 }
 
+impl Isa {
+    /// The shape of a state of a prefix of `tokens` tokens.
+    fn state_layout(self, shape: StateShape, tokens: usize) -> checks::Shape {
+        match shape {
+            StateShape::Conv { channels, taps } => conv::state_layout(channels, taps, tokens),
+            StateShape::GatedDelta(shape) => gated_delta::state_layout(shape, self),
+            StateShape::Attention(shape) => attention::state_layout(shape, self, tokens),
+        }
+    }
+}
+
 impl Device for CpuDevice {
     type Matrix = HostMatrix;
     type Weight = CpuWeight;
     type Vector = HostVector;
     type Embedding = HostEmbedding;
+    type State = HostState;
 
     fn matrix(&self) -> HostMatrix {
         HostMatrix::default()
@@ -113,6 +127,14 @@ impl Device for CpuDevice {
 
     fn load_embedding(&self, rows: Box<dyn RowSource>) -> Result<HostEmbedding, KernelError> {
         Ok(HostEmbedding(rows))
+    }
+
+    fn state(&self, shape: StateShape, tokens: usize) -> Result<HostState, KernelError> {
+        Ok(HostState::new(tokens, self.isa.state_layout(shape, tokens)))
+    }
+
+    fn state_bytes(&self, shape: StateShape, tokens: usize) -> usize {
+        HostState::bytes_for(self.isa.state_layout(shape, tokens))
     }
 
     fn embedding_gather(&self, table: &HostEmbedding, ids: &[u32], out: &mut HostMatrix) -> Result<(), KernelError> {
@@ -168,19 +190,27 @@ impl Device for CpuDevice {
     fn causal_conv1d_silu(
         &self,
         packing: &Packing,
+        states: States<'_, HostState>,
         weight: &HostVector,
         x: &HostMatrix,
         out: &mut HostMatrix,
     ) -> Result<(), KernelError> {
-        checks::conv(packing, weight.0.len(), x.shape())?;
+        checks::conv(
+            packing,
+            &states.sizes(),
+            &|shape, tokens| self.isa.state_layout(shape, tokens),
+            weight.0.len(),
+            x.shape(),
+        )?;
         out.reshape(x.shape().0, x.shape().1);
-        conv::causal_conv1d_silu(&self.pool, self.isa, packing, &weight.0, x, out);
+        conv::causal_conv1d_silu(&self.pool, self.isa, packing, states, &weight.0, x, out);
         Ok(())
     }
 
     fn gated_delta_rule(
         &self,
         packing: &Packing,
+        states: States<'_, HostState>,
         shape: GatedDeltaShape,
         qkv: &HostMatrix,
         a: &HostMatrix,
@@ -196,10 +226,16 @@ impl Device for CpuDevice {
             a_log: a_log.0.len(),
             dt_bias: dt_bias.0.len(),
         };
-        checks::gated_delta(packing, shape, &sizes)?;
+        checks::gated_delta(
+            packing,
+            &states.sizes(),
+            &|shape, tokens| self.isa.state_layout(shape, tokens),
+            shape,
+            &sizes,
+        )?;
         out.reshape(qkv.shape().0, shape.value_heads * shape.value_dim);
         let operands = gated_delta::GatedDelta { shape, qkv, a, b, a_log: &a_log.0, dt_bias: &dt_bias.0 };
-        operands.run(&self.pool, self.isa, packing, &mut self.scratch().gated_delta, out);
+        operands.run(&self.pool, self.isa, packing, states, &mut self.scratch().gated_delta, out);
         Ok(())
     }
 
@@ -220,6 +256,7 @@ impl Device for CpuDevice {
     fn gated_attention(
         &self,
         packing: &Packing,
+        states: States<'_, HostState>,
         shape: AttentionShape,
         q_gate: &HostMatrix,
         k: &HostMatrix,
@@ -235,7 +272,13 @@ impl Device for CpuDevice {
             q_norm: q_norm.0.len(),
             k_norm: k_norm.0.len(),
         };
-        checks::gated_attention(packing, shape, &sizes)?;
+        checks::gated_attention(
+            packing,
+            &states.sizes(),
+            &|shape, tokens| self.isa.state_layout(shape, tokens),
+            shape,
+            &sizes,
+        )?;
         out.reshape(q_gate.shape().0, shape.num_attention_heads * shape.head_dim);
         let mut scratch = self.scratch();
         let Scratch { attention, rotary, .. } = &mut *scratch;
@@ -243,7 +286,7 @@ impl Device for CpuDevice {
         self.pool.run(|| rotary.cover(Rotary::new(shape.rotary_dim, shape.rope_theta), positions));
         let (q_norm, k_norm) = (&q_norm.0, &k_norm.0);
         let operands = attention::Attention { shape, q_gate, k, v, q_norm, k_norm, rotary };
-        operands.run(&self.pool, self.isa, packing, attention, out);
+        operands.run(&self.pool, self.isa, packing, states, attention, out);
         Ok(())
     }
 

@@ -6,14 +6,18 @@
 //! from one operation to the next. Absent on purpose: speed, threads, and `unsafe` but for the declaration of C's `erf`,
 //! which std lacks.
 
+mod kept;
 mod rowwise;
 mod sequence;
 
 use std::ops::Range;
 
+use self::kept::Whole;
 use crate::checks::{self, AttentionSizes, GatedDeltaSizes, PairSizes};
-use crate::host::{HostEmbedding, HostMatrix, HostVector};
-use crate::{AttentionShape, Device, GatedDeltaShape, HostTensor, KernelError, Packing, PairGroup, RowSource};
+use crate::host::{HostEmbedding, HostMatrix, HostState, HostVector};
+use crate::{
+    AttentionShape, Device, GatedDeltaShape, HostTensor, KernelError, Packing, PairGroup, RowSource, StateShape, States,
+};
 
 /// The reference device.
 #[derive(Clone, Copy, Debug, Default)]
@@ -32,6 +36,7 @@ impl Device for Reference {
     type Weight = ReferenceWeight;
     type Vector = HostVector;
     type Embedding = HostEmbedding;
+    type State = HostState;
 
     fn matrix(&self) -> HostMatrix {
         HostMatrix::default()
@@ -52,6 +57,14 @@ impl Device for Reference {
 
     fn load_embedding(&self, rows: Box<dyn RowSource>) -> Result<HostEmbedding, KernelError> {
         Ok(HostEmbedding(rows))
+    }
+
+    fn state(&self, shape: StateShape, tokens: usize) -> Result<HostState, KernelError> {
+        Ok(HostState::new(tokens, kept::layout(shape, tokens)))
+    }
+
+    fn state_bytes(&self, shape: StateShape, tokens: usize) -> usize {
+        HostState::bytes_for(kept::layout(shape, tokens))
     }
 
     fn embedding_gather(&self, table: &HostEmbedding, ids: &[u32], out: &mut HostMatrix) -> Result<(), KernelError> {
@@ -119,19 +132,26 @@ impl Device for Reference {
     fn causal_conv1d_silu(
         &self,
         packing: &Packing,
+        states: States<'_, HostState>,
         weight: &HostVector,
         x: &HostMatrix,
         out: &mut HostMatrix,
     ) -> Result<(), KernelError> {
-        let taps = checks::conv(packing, weight.0.len(), x.shape())?;
+        let taps = checks::conv(packing, &states.sizes(), &kept::layout, weight.0.len(), x.shape())?;
         out.reshape(x.shape().0, x.shape().1);
-        sequence::causal_conv1d_silu(packing, taps, &weight.0, x, out);
+        let whole = Whole::new(packing, &states.kept);
+        let mut result = whole.result(out);
+        let all = whole.operand(0..x.shape().1, x);
+        sequence::causal_conv1d_silu(&whole.packing, taps, &weight.0, &all, &mut result);
+        whole.copy_own(&result, out);
+        kept::keep(packing, states, &[x]);
         Ok(())
     }
 
     fn gated_delta_rule(
         &self,
         packing: &Packing,
+        states: States<'_, HostState>,
         shape: GatedDeltaShape,
         qkv: &HostMatrix,
         a: &HostMatrix,
@@ -147,10 +167,22 @@ impl Device for Reference {
             a_log: a_log.0.len(),
             dt_bias: dt_bias.0.len(),
         };
-        checks::gated_delta(packing, shape, &sizes)?;
+        checks::gated_delta(packing, &states.sizes(), &kept::layout, shape, &sizes)?;
         out.reshape(qkv.shape().0, shape.value_heads * shape.value_dim);
-        let operands = sequence::GatedDelta { shape, qkv, a, b, a_log: &a_log.0, dt_bias: &dt_bias.0 };
-        operands.run(packing, out);
+        let whole = Whole::new(packing, &states.kept);
+        let mut result = whole.result(out);
+        let (channels, heads) = (shape.channels(), shape.value_heads);
+        sequence::GatedDelta {
+            shape,
+            qkv: &whole.operand(0..channels, qkv),
+            a: &whole.operand(channels..channels + heads, a),
+            b: &whole.operand(channels + heads..channels + 2 * heads, b),
+            a_log: &a_log.0,
+            dt_bias: &dt_bias.0,
+        }
+        .run(&whole.packing, &mut result);
+        whole.copy_own(&result, out);
+        kept::keep(packing, states, &[qkv, a, b]);
         Ok(())
     }
 
@@ -176,6 +208,7 @@ impl Device for Reference {
     fn gated_attention(
         &self,
         packing: &Packing,
+        states: States<'_, HostState>,
         shape: AttentionShape,
         q_gate: &HostMatrix,
         k: &HostMatrix,
@@ -191,10 +224,23 @@ impl Device for Reference {
             q_norm: q_norm.0.len(),
             k_norm: k_norm.0.len(),
         };
-        checks::gated_attention(packing, shape, &sizes)?;
+        checks::gated_attention(packing, &states.sizes(), &kept::layout, shape, &sizes)?;
         out.reshape(q_gate.shape().0, shape.num_attention_heads * shape.head_dim);
-        let operands = sequence::Attention { shape, q_gate, k, v, q_norm: &q_norm.0, k_norm: &k_norm.0 };
-        operands.run(packing, out);
+        let whole = Whole::new(packing, &states.kept);
+        let mut result = whole.result(out);
+        let width = k.shape().1;
+        sequence::Attention {
+            shape,
+            // Nobody asks for the result of a kept token, so its query may be anything.
+            q_gate: &whole.operand_of_own(q_gate),
+            k: &whole.operand(0..width, k),
+            v: &whole.operand(width..2 * width, v),
+            q_norm: &q_norm.0,
+            k_norm: &k_norm.0,
+        }
+        .run(&whole.packing, &mut result);
+        whole.copy_own(&result, out);
+        kept::keep(packing, states, &[k, v]);
         Ok(())
     }
 

@@ -3,12 +3,18 @@
 use crate::host::HostMatrix;
 use crate::reference::rowwise;
 use crate::rotary::Rotary;
-use crate::{AttentionShape, GatedDeltaShape, Packing, Sequence};
+use crate::{AttentionShape, GatedDeltaShape, Packing, Parent, Sequence};
 
 /// The row of each token that `sequence` sees, oldest first: its parent's tokens, then its own.
 fn visible_rows(packing: &Packing, sequence: &Sequence) -> Vec<usize> {
-    let parent = sequence.parent.map(|parent| packing.sequences[parent]);
-    let prefix = parent.map_or(0..0, |parent| parent.start..parent.start + parent.len);
+    let prefix = match sequence.parent {
+        None => 0..0,
+        Some(Parent::Sequence(parent)) => {
+            let Sequence { start, len, .. } = packing.sequences[parent];
+            start..start + len
+        }
+        Some(Parent::Kept(_)) => unreachable!("kept prefixes stand before the batch as sequences of it"),
+    };
     prefix.chain(sequence.start..sequence.start + sequence.len).collect()
 }
 

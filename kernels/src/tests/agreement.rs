@@ -4,7 +4,9 @@ use rand::Rng;
 
 use crate::cpu::CpuDevice;
 use crate::reference::Reference;
-use crate::tests::cases::{AttentionCase, ConvCase, GatedDeltaCase, attention_shapes, gated_delta_shapes, packings};
+use crate::tests::cases::{
+    AttentionCase, ConvCase, GatedDeltaCase, SequenceCase, attention_shapes, gated_delta_shapes, packings,
+};
 use crate::tests::{Array, assert_close, cpu_devices, packing, random, random_values, vector, weight};
 use crate::{DType, Device, PairGroup};
 

@@ -3,7 +3,7 @@
 use rand::rngs::StdRng;
 
 use crate::tests::{Array, packing, random_values, vector};
-use crate::{AttentionShape, Device, GatedDeltaShape, Packing};
+use crate::{AttentionShape, Device, GatedDeltaShape, Packing, StateShape, States};
 
 /// Packings from nothing to several trees: prefixes shorter than the convolution, empty prefixes and blocks, sequences
 /// without company, lengths around the tiles' edges.
@@ -19,7 +19,24 @@ pub(crate) fn packings() -> Vec<Packing> {
     ]
 }
 
+/// One operation over sequences and its operands.
+pub(crate) trait SequenceCase: Clone {
+    fn packing(&self) -> &Packing;
+
+    fn state_shape(&self) -> StateShape;
+
+    /// The operands of some rows, which form another packing.
+    fn select(&self, packing: Packing, rows: &[usize]) -> Self;
+
+    fn run_with<D: Device>(&self, device: &D, states: States<'_, D::State>) -> Array;
+
+    fn run<D: Device>(&self, device: &D) -> Array {
+        self.run_with(device, States::default())
+    }
+}
+
 /// Operands of the convolution.
+#[derive(Clone)]
 pub(crate) struct ConvCase {
     pub(crate) packing: Packing,
     pub(crate) weight: Vec<f32>,
@@ -31,16 +48,31 @@ impl ConvCase {
         let weight = random_values(random, channels, taps).values;
         ConvCase { packing: packing.clone(), weight, x: random_values(random, packing.tokens(), channels) }
     }
+}
 
-    pub(crate) fn run<D: Device>(&self, device: &D) -> Array {
+impl SequenceCase for ConvCase {
+    fn packing(&self) -> &Packing {
+        &self.packing
+    }
+
+    fn state_shape(&self) -> StateShape {
+        StateShape::Conv { channels: self.x.columns, taps: self.weight.len() / self.x.columns.max(1) }
+    }
+
+    fn select(&self, packing: Packing, rows: &[usize]) -> Self {
+        Self { packing, x: self.x.select(rows), ..self.clone() }
+    }
+
+    fn run_with<D: Device>(&self, device: &D, states: States<'_, D::State>) -> Array {
         let mut out = device.matrix();
         let (weight, x) = (vector(device, &self.weight), self.x.upload(device));
-        device.causal_conv1d_silu(&self.packing, &weight, &x, &mut out).unwrap();
+        device.causal_conv1d_silu(&self.packing, states, &weight, &x, &mut out).unwrap();
         Array::download(device, &out)
     }
 }
 
 /// Operands of the gated delta rule.
+#[derive(Clone)]
 pub(crate) struct GatedDeltaCase {
     pub(crate) packing: Packing,
     pub(crate) shape: GatedDeltaShape,
@@ -65,12 +97,26 @@ impl GatedDeltaCase {
             dt_bias: random_values(random, 1, shape.value_heads).values.iter().map(|x| 6.0 * x - 3.0).collect(),
         }
     }
+}
 
-    pub(crate) fn run<D: Device>(&self, device: &D) -> Array {
+impl SequenceCase for GatedDeltaCase {
+    fn packing(&self) -> &Packing {
+        &self.packing
+    }
+
+    fn state_shape(&self) -> StateShape {
+        StateShape::GatedDelta(self.shape)
+    }
+
+    fn select(&self, packing: Packing, rows: &[usize]) -> Self {
+        Self { packing, qkv: self.qkv.select(rows), a: self.a.select(rows), b: self.b.select(rows), ..self.clone() }
+    }
+
+    fn run_with<D: Device>(&self, device: &D, states: States<'_, D::State>) -> Array {
         let (qkv, a, b) = (self.qkv.upload(device), self.a.upload(device), self.b.upload(device));
         let (a_log, dt_bias) = (vector(device, &self.a_log), vector(device, &self.dt_bias));
         let mut out = device.matrix();
-        device.gated_delta_rule(&self.packing, self.shape, &qkv, &a, &b, &a_log, &dt_bias, &mut out).unwrap();
+        device.gated_delta_rule(&self.packing, states, self.shape, &qkv, &a, &b, &a_log, &dt_bias, &mut out).unwrap();
         Array::download(device, &out)
     }
 }
@@ -112,12 +158,32 @@ impl AttentionCase {
             k_norm: random_values(random, 1, shape.head_dim).values,
         }
     }
+}
 
-    pub(crate) fn run<D: Device>(&self, device: &D) -> Array {
+impl SequenceCase for AttentionCase {
+    fn packing(&self) -> &Packing {
+        &self.packing
+    }
+
+    fn state_shape(&self) -> StateShape {
+        StateShape::Attention(self.shape)
+    }
+
+    fn select(&self, packing: Packing, rows: &[usize]) -> Self {
+        Self {
+            packing,
+            q_gate: self.q_gate.select(rows),
+            k: self.k.select(rows),
+            v: self.v.select(rows),
+            ..self.clone()
+        }
+    }
+
+    fn run_with<D: Device>(&self, device: &D, states: States<'_, D::State>) -> Array {
         let (q_gate, k, v) = (self.q_gate.upload(device), self.k.upload(device), self.v.upload(device));
         let (q_norm, k_norm) = (vector(device, &self.q_norm), vector(device, &self.k_norm));
         let mut out = device.matrix();
-        device.gated_attention(&self.packing, self.shape, &q_gate, &k, &v, &q_norm, &k_norm, &mut out).unwrap();
+        device.gated_attention(&self.packing, states, self.shape, &q_gate, &k, &v, &q_norm, &k_norm, &mut out).unwrap();
         Array::download(device, &out)
     }
 }

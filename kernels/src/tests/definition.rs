@@ -3,7 +3,7 @@
 use std::f32::consts::SQRT_2;
 
 use crate::reference::Reference;
-use crate::tests::cases::{AttentionCase, ConvCase, GatedDeltaCase};
+use crate::tests::cases::{AttentionCase, ConvCase, GatedDeltaCase, SequenceCase};
 use crate::tests::{Array, assert_close, cpu_devices, packing, vector, weight};
 use crate::{AttentionShape, DType, Device, GatedDeltaShape, KernelError, PairGroup, RowSource};
 

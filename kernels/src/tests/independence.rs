@@ -6,7 +6,9 @@ use std::ops::Range;
 
 use crate::cpu::CpuDevice;
 use crate::reference::Reference;
-use crate::tests::cases::{AttentionCase, ConvCase, GatedDeltaCase, attention_shapes, gated_delta_shapes};
+use crate::tests::cases::{
+    AttentionCase, ConvCase, GatedDeltaCase, SequenceCase, attention_shapes, gated_delta_shapes,
+};
 use crate::tests::{Array, cpu_devices, packing, random, random_values, vector, weight};
 use crate::{DType, Device, Packing, PairGroup};
 
@@ -33,7 +35,7 @@ fn check(rows: Range<usize>, in_company: impl Fn(&CpuDevice) -> Array, alone: im
 }
 
 fn bits(values: &Array) -> Vec<u32> {
-    values.values.iter().map(|value| value.to_bits()).collect()
+    values.bits()
 }
 
 /// Compares rows of a product of `m` rows with products of those rows alone.

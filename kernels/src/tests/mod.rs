@@ -7,13 +7,14 @@ mod agreement;
 mod cases;
 mod definition;
 mod independence;
+mod kept;
 mod refusals;
 
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
 use crate::cpu::{CpuDevice, Isa};
-use crate::{DType, Device, HostTensor, Packing, Sequence};
+use crate::{DType, Device, HostTensor, Packing, Parent, Sequence};
 
 /// A matrix in the tests' own hands.
 #[derive(Clone, Debug, PartialEq)]
@@ -33,6 +34,16 @@ impl Array {
     pub(crate) fn slice(&self, rows: std::ops::Range<usize>) -> Self {
         let values = self.values[rows.start * self.columns..rows.end * self.columns].to_vec();
         Array { rows: rows.len(), columns: self.columns, values }
+    }
+
+    /// Some of its rows, in any order.
+    pub(crate) fn select(&self, rows: &[usize]) -> Self {
+        let values = rows.iter().flat_map(|&row| self.slice(row..row + 1).values).collect();
+        Array { rows: rows.len(), columns: self.columns, values }
+    }
+
+    pub(crate) fn bits(&self) -> Vec<u32> {
+        self.values.iter().map(|value| value.to_bits()).collect()
     }
 
     pub(crate) fn upload<D: Device>(&self, device: &D) -> D::Matrix {
@@ -68,6 +79,7 @@ pub(crate) fn packing(sequences: &[(Option<usize>, usize)]) -> Packing {
     let mut packing = Packing::default();
     for &(parent, len) in sequences {
         let position = parent.map_or(0, |parent| packing.sequences[parent].len);
+        let parent = parent.map(Parent::Sequence);
         packing.sequences.push(Sequence { start: packing.tokens(), len, parent, position });
     }
     packing

@@ -3,7 +3,10 @@
 use crate::cpu::CpuDevice;
 use crate::reference::Reference;
 use crate::tests::{Array, cpu_devices, packing, vector, weight};
-use crate::{AttentionShape, DType, Device, GatedDeltaShape, HostTensor, KernelError, Packing, PairGroup};
+use crate::{
+    AttentionShape, DType, Device, GatedDeltaShape, HostTensor, KernelError, Packing, PairGroup, Parent, StateShape,
+    States,
+};
 
 #[test]
 fn the_reference_refuses() {
@@ -20,6 +23,7 @@ fn refuses<D: Device>(device: &D) {
     refuses_row_operands(device);
     refuses_indices(device);
     refuses_packings(device);
+    refuses_states(device);
     refuses_delta_shapes(device);
     refuses_attention_shapes(device);
 }
@@ -111,7 +115,7 @@ fn refuses_indices<D: Device>(device: &D) {
 
 fn refuses_packings<D: Device>(device: &D) {
     let (mut out, x, weight) = (device.matrix(), zeros(device, 5, 2), vector(device, &[0.0; 8]));
-    let mut conv = |packing: &Packing| device.causal_conv1d_silu(packing, &weight, &x, &mut out);
+    let mut conv = |packing: &Packing| device.causal_conv1d_silu(packing, States::default(), &weight, &x, &mut out);
     shape_error(conv(&packing(&[(None, 4)])), "causal_conv1d_silu: rows of the packing: expected 5, found 4");
     let chained = packing(&[(None, 2), (Some(0), 2), (Some(1), 1)]);
     shape_error(conv(&chained), "causal_conv1d_silu: parents of a parent: expected 0, found 1");
@@ -119,7 +123,7 @@ fn refuses_packings<D: Device>(device: &D) {
     gap.sequences[1].start = 3;
     shape_error(conv(&gap), "causal_conv1d_silu: start of a sequence: expected 2, found 3");
     let mut later = packing(&[(None, 2), (None, 3)]);
-    later.sequences[0].parent = Some(1);
+    later.sequences[0].parent = Some(Parent::Sequence(1));
     index_error(conv(&later), "causal_conv1d_silu: parent of a sequence: expected an index below 0, found 1");
     let mut elsewhere = packing(&[(None, 2), (Some(0), 3)]);
     elsewhere.sequences[1].position = 1;
@@ -130,10 +134,59 @@ fn refuses_packings<D: Device>(device: &D) {
     let whole = packing(&[(None, 5)]);
     let seven = vector(device, &[0.0; 7]);
     shape_error(
-        device.causal_conv1d_silu(&whole, &seven, &x, &mut out),
+        device.causal_conv1d_silu(&whole, States::default(), &seven, &x, &mut out),
         "causal_conv1d_silu: elements of weight: expected 6, found 7",
     );
-    assert!(device.causal_conv1d_silu(&whole, &vector(device, &[]), &x, &mut out).is_err());
+    assert!(device.causal_conv1d_silu(&whole, States::default(), &vector(device, &[]), &x, &mut out).is_err());
+}
+
+fn refuses_states<D: Device>(device: &D) {
+    const CONV: StateShape = StateShape::Conv { channels: 2, taps: 4 };
+    let (mut out, x, weight) = (device.matrix(), zeros(device, 5, 2), vector(device, &[0.0; 8]));
+    let state = |shape, tokens| device.state(shape, tokens).expect("there is room");
+    let mut conv = |packing: &Packing, kept: &[&D::State], new: &mut [D::State]| {
+        let states = States { kept: kept.to_vec(), new: new.iter_mut().collect() };
+        device.causal_conv1d_silu(packing, states, &weight, &x, &mut out)
+    };
+    let mut behind = packing(&[(None, 5)]);
+    behind.sequences[0].parent = Some(Parent::Kept(1));
+    behind.sequences[0].position = 7;
+    let seven = state(CONV, 7);
+    index_error(
+        conv(&behind, &[&seven], &mut []),
+        "causal_conv1d_silu: state that a sequence continues: expected an index below 1, found 1",
+    );
+    conv(&behind, &[&seven, &seven], &mut []).expect("fits");
+    shape_error(
+        conv(&behind, &[&seven, &state(CONV, 8)], &mut []),
+        "causal_conv1d_silu: position of a sequence: expected 8, found 7",
+    );
+    let other = state(StateShape::Conv { channels: 3, taps: 4 }, 7);
+    shape_error(
+        conv(&behind, &[&seven, &other], &mut []),
+        "causal_conv1d_silu: columns of a state: expected 2, found 3",
+    );
+
+    let mut keeping = packing(&[(None, 2), (None, 2), (Some(1), 1)]);
+    keeping.keep = vec![0, 1];
+    conv(&keeping, &[], &mut [state(CONV, 2), state(CONV, 2)]).expect("fits");
+    shape_error(conv(&keeping, &[], &mut [state(CONV, 2)]), "causal_conv1d_silu: states to write: expected 2, found 1");
+    shape_error(
+        conv(&keeping, &[], &mut [state(CONV, 2), state(CONV, 3)]),
+        "causal_conv1d_silu: tokens of a state to write: expected 2, found 3",
+    );
+    for (keep, message) in [
+        (vec![0, 3], "causal_conv1d_silu: sequence to keep: expected an index below 3, found 3"),
+        (vec![1, 1], "causal_conv1d_silu: sequence to keep next: expected an index below 2, found 2"),
+    ] {
+        keeping.keep = keep;
+        index_error(conv(&keeping, &[], &mut [state(CONV, 2), state(CONV, 2)]), message);
+    }
+    keeping.keep = vec![2];
+    shape_error(
+        conv(&keeping, &[], &mut [state(CONV, 1)]),
+        "causal_conv1d_silu: parents of a sequence to keep: expected 0, found 1",
+    );
 }
 
 fn refuses_delta_shapes<D: Device>(device: &D) {
@@ -141,7 +194,8 @@ fn refuses_delta_shapes<D: Device>(device: &D) {
     let whole = packing(&[(None, 1)]);
     let (qkv, gates, four) = (zeros(device, 1, 32), zeros(device, 1, 4), vector(device, &[0.0; 4]));
     let mut out = device.matrix();
-    let mut run = |shape| device.gated_delta_rule(&whole, shape, &qkv, &gates, &gates, &four, &four, &mut out);
+    let mut run =
+        |shape| device.gated_delta_rule(&whole, States::default(), shape, &qkv, &gates, &gates, &four, &four, &mut out);
     run(good).expect("fits");
     shape_error(
         run(GatedDeltaShape { key_heads: 3, ..good }),
@@ -152,11 +206,11 @@ fn refuses_delta_shapes<D: Device>(device: &D) {
     assert!(run(GatedDeltaShape { key_dim: usize::MAX, ..good }).is_err());
     let (three, narrow) = (vector(device, &[0.0; 3]), zeros(device, 1, 3));
     shape_error(
-        device.gated_delta_rule(&whole, good, &qkv, &gates, &gates, &four, &three, &mut out),
+        device.gated_delta_rule(&whole, States::default(), good, &qkv, &gates, &gates, &four, &three, &mut out),
         "gated_delta_rule: elements of dt_bias: expected 4, found 3",
     );
     shape_error(
-        device.gated_delta_rule(&whole, good, &qkv, &gates, &narrow, &four, &four, &mut out),
+        device.gated_delta_rule(&whole, States::default(), good, &qkv, &gates, &narrow, &four, &four, &mut out),
         "gated_delta_rule: columns: expected 4, found 3",
     );
 }
@@ -173,7 +227,8 @@ fn refuses_attention_shapes<D: Device>(device: &D) {
     let whole = packing(&[(None, 1)]);
     let (q_gate, kv, six) = (zeros(device, 1, 48), zeros(device, 1, 12), vector(device, &[0.0; 6]));
     let mut out = device.matrix();
-    let mut run = |shape| device.gated_attention(&whole, shape, &q_gate, &kv, &kv, &six, &six, &mut out);
+    let mut run =
+        |shape| device.gated_attention(&whole, States::default(), shape, &q_gate, &kv, &kv, &six, &six, &mut out);
     run(good).expect("fits");
     shape_error(
         run(AttentionShape { num_key_value_heads: 3, ..good }),
@@ -191,7 +246,7 @@ fn refuses_attention_shapes<D: Device>(device: &D) {
     assert!(run(AttentionShape { head_dim: usize::MAX, ..good }).is_err());
     let narrow = zeros(device, 1, 11);
     shape_error(
-        device.gated_attention(&whole, good, &q_gate, &kv, &narrow, &six, &six, &mut out),
+        device.gated_attention(&whole, States::default(), good, &q_gate, &kv, &narrow, &six, &six, &mut out),
         "gated_attention: columns: expected 12, found 11",
     );
 }

@@ -72,7 +72,7 @@ impl LocalMember {
     /// # Errors
     /// Weights that are not what the manifest says, or cores that this process may not use.
     pub fn load(&self, cores: &[usize], progress: &dyn Progress) -> Result<Model<CpuDevice>> {
-        Ok(Model::load(CpuDevice::new(cores)?, self.package(), Queue::default().batch_tokens, progress)?)
+        Ok(Model::load(CpuDevice::new(cores)?, self.package(), Queue::default().batch_tokens, 0, progress)?)
     }
 }
 

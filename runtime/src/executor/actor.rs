@@ -133,6 +133,13 @@ impl Executor {
         }
     }
 
+    /// Drops a forward that is not used again, with all that it has kept. A device that failed may fail at this, too: it
+    /// must not cost the thread.
+    fn discard(&self, forward: Option<Box<dyn Forward>>) {
+        let _ = catch_unwind(AssertUnwindSafe(|| drop(forward)));
+        self.queue.metrics().prefix_cache.dropped();
+    }
+
     /// Takes this executor out of service until it is built again.
     fn down(&mut self, event: Event) {
         self.queue.close();
@@ -143,12 +150,10 @@ impl Executor {
     fn run(&mut self, forward: &mut dyn Forward, batch: Batch) -> Option<Event> {
         let metrics = self.queue.metrics();
         metrics.batch_requests.observe(batch.jobs.len() as f64);
-        let (started, before) = (Instant::now(), forward.tokens_computed());
+        let (started, before) = (Instant::now(), forward.tally());
         let result = guarded_forward(forward, &batch.jobs);
         self.ended = Instant::now();
-        let computed_tokens = forward.tokens_computed() - before;
-        metrics.batch_tokens.observe(computed_tokens as f64);
-        metrics.computed_tokens.inc_by(computed_tokens);
+        metrics.batch_done(&before, &forward.tally());
         match result {
             Ok(logits) => {
                 let time = started.elapsed();
@@ -204,7 +209,8 @@ impl Handler<Build> for Executor {
 
     fn handle(&mut self, build: Build, ctx: &mut Self::Context) {
         // What the last one held is given back first: two members may not fit.
-        discard(self.forward.take());
+        let forward = self.forward.take();
+        self.discard(forward);
         self.strikes = Strikes::default();
         let built = catch_unwind(AssertUnwindSafe(|| (self.factory)(&build.progress)));
         match built {
@@ -235,7 +241,7 @@ impl Handler<Wake> for Executor {
         let event = if batch.jobs.is_empty() { None } else { self.run(forward.as_mut(), batch) };
         if let Some(event) = event {
             self.queue.close();
-            discard(Some(forward));
+            self.discard(Some(forward));
             return self.report(event);
         }
         self.forward = Some(forward);
@@ -247,7 +253,8 @@ impl Handler<Retire> for Executor {
     type Result = ();
 
     fn handle(&mut self, Retire: Retire, ctx: &mut Self::Context) {
-        discard(self.forward.take());
+        let forward = self.forward.take();
+        self.discard(forward);
         self.down(Event::Retired);
         ctx.stop();
         Arbiter::current().stop();
@@ -258,11 +265,6 @@ impl Handler<Retire> for Executor {
 fn is_wanted(jobs: &[Job]) -> bool {
     let now = Instant::now();
     jobs.iter().any(|job| job.waiters.is_wanted(now))
-}
-
-/// Drops a forward that is not used again. A device that failed may fail at this, too: it must not cost the thread.
-fn discard(forward: Option<Box<dyn Forward>>) {
-    let _ = catch_unwind(AssertUnwindSafe(|| drop(forward)));
 }
 
 /// Why a forward gave nothing.

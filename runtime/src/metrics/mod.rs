@@ -9,6 +9,7 @@
 //! sent is never a label, nor is anything else of a request.
 
 mod devices;
+mod prefix_cache;
 mod process;
 mod reporter;
 
@@ -20,6 +21,10 @@ use prometheus::{
     Gauge, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
 };
 
+use self::prefix_cache::PrefixCaches;
+use crate::model::Tally;
+
+pub use prefix_cache::PrefixCacheMetrics;
 pub use process::peak_resident_bytes;
 pub use reporter::{Reporter, Scrape};
 
@@ -42,6 +47,7 @@ pub struct Metrics {
     rejected: IntCounterVec,
     cancelled: IntCounterVec,
     tokens: IntCounterVec,
+    prefix_caches: PrefixCaches,
     batch_tokens: HistogramVec,
     batch_requests: HistogramVec,
     queue_tokens: IntGaugeVec,
@@ -122,9 +128,24 @@ pub struct ExecutorMetrics {
     /// `synod_batch_requests`
     pub batch_requests: Histogram,
     /// `synod_tokens_total{kind="computed"}`
-    pub computed_tokens: IntCounter,
+    computed_tokens: IntCounter,
+    /// `synod_tokens_total{kind="cached"}`
+    cached_tokens: IntCounter,
+    /// `synod_prefix_cache_…`
+    pub prefix_cache: PrefixCacheMetrics,
     /// `synod_cancelled_total`: work, waiting or running, that was dropped because its client had gone.
     pub cancelled: IntCounter,
+}
+
+impl ExecutorMetrics {
+    /// Counts what a forward has done for a batch: its tallies before and after it.
+    pub fn batch_done(&self, before: &Tally, after: &Tally) {
+        let computed = after.tokens_computed - before.tokens_computed;
+        self.batch_tokens.observe(computed as f64);
+        self.computed_tokens.inc_by(computed);
+        self.cached_tokens.inc_by(after.tokens_cached - before.tokens_cached);
+        self.prefix_cache.count(before, after);
+    }
 }
 
 impl Metrics {
@@ -167,9 +188,10 @@ impl Metrics {
             tokens: counters(
                 &registry,
                 "synod_tokens_total",
-                "Tokens by how their hidden states were had.",
+                "Tokens by how their hidden states were had: computed, or cached with their prefix.",
                 &["member", "device", "kind"],
             ),
+            prefix_caches: PrefixCaches::register(&registry),
             batch_tokens: register(
                 &registry,
                 HistogramVec::new(histogram("synod_batch_tokens", "Tokens computed per batch.", TOKENS), &place),
@@ -245,6 +267,8 @@ impl Metrics {
             batch_tokens: self.batch_tokens.with_label_values(&place),
             batch_requests: self.batch_requests.with_label_values(&place),
             computed_tokens: self.tokens.with_label_values(&[member, device, "computed"]),
+            cached_tokens: self.tokens.with_label_values(&[member, device, "cached"]),
+            prefix_cache: self.prefix_caches.of(&place),
             cancelled: self.cancelled.with_label_values(&place),
         }
     }
@@ -313,7 +337,9 @@ mod tests {
         metrics.question("choice");
         metrics.rejected("queue_full");
         metrics.phase(Phase::Forward, Duration::from_millis(3));
-        metrics.executor("m", "cpu:0");
+        let work = Tally { tokens_computed: 7, tokens_cached: 6, prefix_hits: 5, prefix_misses: 4, ..Tally::default() };
+        let work = Tally { prefix_evictions: 3, prefix_cache_bytes: 2, ..work };
+        metrics.executor("m", "cpu:0").batch_done(&Tally::default(), &work);
         metrics.restarted("m", "cpu:0", "panic");
         metrics.executor_states(&BTreeMap::from([(("m", "cpu:0"), "ready")]), &["loading", "ready"]);
         metrics.devices.show((Some(2), Some(1)), &Cards::Unknown);
@@ -325,8 +351,13 @@ mod tests {
             r#"synod_phase_seconds_bucket{phase="forward",le="0.005"} 1"#,
             r#"synod_outcomes_total{outcome="answered"} 1"#,
             r#"synod_questions_total{kind="choice"} 1"#,
-            r#"synod_tokens_total{device="cpu:0",kind="computed",member="m"} 0"#,
-            r#"synod_batch_tokens_count{device="cpu:0",member="m"} 0"#,
+            r#"synod_tokens_total{device="cpu:0",kind="computed",member="m"} 7"#,
+            r#"synod_tokens_total{device="cpu:0",kind="cached",member="m"} 6"#,
+            r#"synod_prefix_cache_hits_total{device="cpu:0",member="m"} 5"#,
+            r#"synod_prefix_cache_misses_total{device="cpu:0",member="m"} 4"#,
+            r#"synod_prefix_cache_evictions_total{device="cpu:0",member="m"} 3"#,
+            r#"synod_prefix_cache_bytes{device="cpu:0",member="m"} 2"#,
+            r#"synod_batch_tokens_count{device="cpu:0",member="m"} 1"#,
             r#"synod_batch_requests_count{device="cpu:0",member="m"} 0"#,
             r#"synod_queue_tokens{device="cpu:0",member="m"} 0"#,
             r#"synod_queue_requests{device="cpu:0",member="m"} 0"#,

@@ -6,10 +6,14 @@ mod error;
 mod heads;
 pub mod memory;
 mod parameters;
+mod prefix_cache;
 pub mod qwen3_5;
+mod tally;
 
 #[cfg(test)]
 mod tests;
+
+use std::sync::Arc;
 
 use synod_kernels::Device;
 
@@ -17,8 +21,10 @@ pub use self::error::ModelError;
 pub use self::heads::HeadInputs;
 use self::heads::Heads;
 use self::parameters::Parameters;
+use self::prefix_cache::{PrefixCache, entry_bytes};
 use self::qwen3_5::forest::{self, Forest};
-use self::qwen3_5::{Backbone, Workspace};
+use self::qwen3_5::{Backbone, PassStates, PrefixState, Workspace};
+pub use self::tally::Tally;
 use crate::family::{Logits, Readout, Tree};
 use crate::member::{MemberFiles, Progress};
 
@@ -36,8 +42,12 @@ pub trait Forward: Send {
     /// them.
     fn forward(&mut self, trees: &[&Tree], keep_going: &dyn Fn() -> bool) -> Result<Vec<Vec<Logits>>, ModelError>;
 
-    /// Tokens computed since loading. A prefix that several trees of a pass share counts once.
-    fn tokens_computed(&self) -> u64;
+    /// What it has done since loading.
+    fn tally(&self) -> Tally;
+
+    /// Whether the next calls may take prefixes from its cache and keep new ones: so at first, if it has a cache. No
+    /// logit depends on it; a replay turns it off, because what is kept would hide what has gone wrong since.
+    fn use_prefix_cache(&mut self, _is_used: bool) {}
 }
 
 /// A member's backbone and heads on one device.
@@ -48,7 +58,9 @@ pub struct Model<D: Device> {
     workspace: Workspace<D::Matrix>,
     batch_tokens: usize,
     hidden_size: usize,
-    tokens_computed: u64,
+    prefixes: PrefixCache<PrefixState<D>>,
+    uses_prefixes: bool,
+    tally: Tally,
 }
 
 impl<D: Device> Model<D> {
@@ -57,7 +69,7 @@ impl<D: Device> Model<D> {
     /// One pass through the layers will take at most `batch_tokens` rows and read as many words, unless a single tree
     /// has more: a tree is never divided, so the workspace is bounded by the larger of this and the largest tree that
     /// a family lays out. Trees that share a prefix go one after another, and each pass that has any of them computes
-    /// it.
+    /// it, unless its states are kept: those of the prefixes that were used last are, in at most `prefix_cache_bytes`.
     ///
     /// # Errors
     /// A tensor that is missing, superfluous or of another shape than the config calls for; files that changed since
@@ -66,6 +78,7 @@ impl<D: Device> Model<D> {
         device: D,
         package: &MemberFiles,
         batch_tokens: usize,
+        prefix_cache_bytes: u64,
         progress: &dyn Progress,
     ) -> Result<Self, ModelError> {
         let config = package.config();
@@ -78,11 +91,13 @@ impl<D: Device> Model<D> {
         let heads = Heads::build(&device, &mut parameters, config.span_head.slots, package.has_broad_head())?;
         let workspace = Workspace::new(&device);
         let hidden_size = config.backbone_config.hidden_size;
-        Ok(Self { device, backbone, heads, workspace, batch_tokens, hidden_size, tokens_computed: 0 })
+        let prefixes = PrefixCache::new(prefix_cache_bytes);
+        let (uses_prefixes, tally) = (prefixes.is_on(), Tally::default());
+        Ok(Self { device, backbone, heads, workspace, batch_tokens, hidden_size, prefixes, uses_prefixes, tally })
     }
 
     /// What the head of every block takes, `[tree][block]`; nothing for a block that reads nothing. For replays: each
-    /// tree is a pass by itself.
+    /// tree is a pass by itself, all of it computed.
     ///
     /// # Errors
     /// As [`Forward::forward`].
@@ -93,12 +108,13 @@ impl<D: Device> Model<D> {
             if forest.reads.is_empty() {
                 continue;
             }
-            let states = self.backbone.forward(&self.device, &forest, &mut self.workspace, &|| true)?;
+            let states =
+                self.backbone.forward(&self.device, &forest, &mut self.workspace, PassStates::default(), &|| true)?;
             let read = self.heads.inputs(&self.device, states, &forest.reads)?;
             for (place, block) in forest.reads.iter().zip(read) {
                 inputs[place.block] = block;
             }
-            self.tokens_computed += forest.ids.len() as u64;
+            self.tally.tokens_computed += forest.ids.len() as u64;
         }
         Ok(inputs)
     }
@@ -117,19 +133,63 @@ impl<D: Device> Model<D> {
         trees: &[&Tree],
         keep_going: &dyn Fn() -> bool,
     ) -> Result<Vec<Vec<Logits>>, ModelError> {
-        let forest = Forest::pack(trees)?;
+        self.prefixes.start_pass();
+        let (prefixes, uses_prefixes) = (&mut self.prefixes, self.uses_prefixes);
+        let mut forest = Forest::pack_with(trees, |prefix| uses_prefixes && prefixes.hold(prefix))?;
         let mut logits: Vec<Vec<Logits>> =
             trees.iter().map(|tree| tree.blocks.iter().map(|block| no_logits(&block.readout)).collect()).collect();
         if forest.reads.is_empty() {
             return Ok(logits);
         }
-        let states = self.backbone.forward(&self.device, &forest, &mut self.workspace, keep_going)?;
+        let mut new = if uses_prefixes { self.prefixes_to_keep(&mut forest) } else { Vec::new() };
+        let held =
+            |prefix: &&Arc<[u32]>| self.prefixes.get(prefix).expect("what a pass holds stays until the next one");
+        let kept = forest.kept.iter().map(held).collect();
+        let states = PassStates { kept, new: &mut new };
+        let states = self.backbone.forward(&self.device, &forest, &mut self.workspace, states, keep_going)?;
         let read = self.heads.logits(&self.device, states, &forest.reads)?;
         for (place, block) in forest.reads.iter().zip(read) {
             logits[place.tree][place.block] = block;
         }
-        self.tokens_computed += forest.ids.len() as u64;
+        self.count(&forest);
+        for (&sequence, state) in forest.packing.keep.iter().zip(new) {
+            let prefix = forest.computed[sequence];
+            self.prefixes.insert(Arc::clone(prefix), state, self.prefix_bytes(prefix));
+        }
         Ok(logits)
+    }
+
+    /// Bytes of an entry of the prefix cache.
+    fn prefix_bytes(&self, prefix: &[u32]) -> u64 {
+        entry_bytes(prefix, self.backbone.prefix_state_bytes(&self.device, prefix.len()))
+    }
+
+    /// Makes room for the prefixes that a pass will compute, as far as there is any, and marks them to be kept. They are in
+    /// the cache only once the pass has succeeded.
+    fn prefixes_to_keep(&mut self, forest: &mut Forest<'_>) -> Vec<PrefixState<D>> {
+        let (mut new, mut granted_bytes) = (Vec::new(), 0);
+        for (sequence, prefix) in forest.computed.iter().enumerate() {
+            let bytes = self.prefix_bytes(prefix);
+            if !self.prefixes.make_room(granted_bytes + bytes) {
+                continue;
+            }
+            // A device without room computes all the same: to keep a prefix is no part of what was asked.
+            let Ok(state) = self.backbone.prefix_state(&self.device, prefix.len()) else { break };
+            granted_bytes += bytes;
+            forest.packing.keep.push(sequence);
+            new.push(state);
+        }
+        new
+    }
+
+    /// Counts a pass.
+    fn count(&mut self, forest: &Forest<'_>) {
+        self.tally.tokens_computed += forest.ids.len() as u64;
+        self.tally.tokens_cached += forest.kept_tokens() as u64;
+        if self.uses_prefixes {
+            self.tally.prefix_hits += forest.kept.len() as u64;
+            self.tally.prefix_misses += forest.computed.len() as u64;
+        }
     }
 }
 
@@ -147,8 +207,13 @@ impl<D: Device> Forward for Model<D> {
         Ok(logits)
     }
 
-    fn tokens_computed(&self) -> u64 {
-        self.tokens_computed
+    fn tally(&self) -> Tally {
+        let (prefix_evictions, prefix_cache_bytes) = (self.prefixes.evictions(), self.prefixes.bytes());
+        Tally { prefix_evictions, prefix_cache_bytes, ..self.tally }
+    }
+
+    fn use_prefix_cache(&mut self, is_used: bool) {
+        self.uses_prefixes = is_used && self.prefixes.is_on();
     }
 }
 

@@ -14,7 +14,7 @@ use tokio::sync::{mpsc, watch};
 use crate::executor::{Batching, Face, Factory, Loaded, Occupied};
 use crate::family::{Block, Family, Logits, Pending, Plan, Readout, Rendered, Tree};
 use crate::member::Progress;
-use crate::model::{Forward, ModelError};
+use crate::model::{Forward, ModelError, Tally};
 use crate::supervisor::{Listing, Placement, Policy, Seat, Settings};
 use crate::wire::json::Value;
 use crate::wire::request::{Question, Strictness};
@@ -162,7 +162,7 @@ fn factory(puppet: &Arc<Puppet>) -> Factory {
             digest: "sha256:00".into(),
         };
         Ok(Loaded {
-            forward: Box::new(PuppetForward { puppet: Arc::clone(&puppet), tokens_computed: 0 }),
+            forward: Box::new(PuppetForward { puppet: Arc::clone(&puppet), tally: Tally::default() }),
             face: Arc::new(face),
         })
     })
@@ -170,7 +170,7 @@ fn factory(puppet: &Arc<Puppet>) -> Factory {
 
 struct PuppetForward {
     puppet: Arc<Puppet>,
-    tokens_computed: u64,
+    tally: Tally,
 }
 
 impl Drop for PuppetForward {
@@ -202,12 +202,12 @@ impl Forward for PuppetForward {
         if firsts.contains(&SHORT) {
             return Ok(Vec::new());
         }
-        self.tokens_computed += trees.iter().map(|tree| tree.tokens() as u64).sum::<u64>();
+        self.tally.tokens_computed += trees.iter().map(|tree| tree.tokens() as u64).sum::<u64>();
         Ok(trees.iter().map(|tree| vec![Logits { values: vec![tree.prefix[0] as f32], columns: 1 }]).collect())
     }
 
-    fn tokens_computed(&self) -> u64 {
-        self.tokens_computed
+    fn tally(&self) -> Tally {
+        self.tally
     }
 }
 

@@ -204,7 +204,8 @@ impl Shared {
     fn load(&self, cores: &Cores, progress: &LoadProgress) -> Result<Loaded, LoadError> {
         let opened = self.open()?;
         let followed = Followed { progress, follower: self.seating.follower.map(|follower| follower()) };
-        let model = Model::load(device(cores)?, &opened.package, self.seating.batching.tokens, &followed)
+        let (batch_tokens, cache_bytes) = (self.seating.batching.tokens, self.member.prefix_cache_bytes);
+        let model = Model::load(device(cores)?, &opened.package, batch_tokens, cache_bytes, &followed)
             .inspect_err(|_| self.forget())?;
         Ok(Loaded { forward: Box::new(model), face: Arc::clone(&opened.face) })
     }

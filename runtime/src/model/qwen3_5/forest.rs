@@ -1,13 +1,14 @@
 //! Packs trees into the rows of one matrix, without padding.
 //!
-//! First every distinct prefix, once, however many trees share it; then every block, each a sequence that continues
-//! its prefix. Invariant: the rows of a [`Forest`] are covered by its sequences exactly once and in order, no sequence
+//! First every distinct prefix that has to be computed, once, however many trees share it; then every block, each a
+//! sequence that continues its prefix, or the states that an earlier batch has left of it. Invariant: the rows of a [`Forest`] are covered by its sequences exactly once and in order, no sequence
 //! is empty, and every row that is read lies inside its block. A block whose readout reads nothing is not computed.
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
+use std::sync::Arc;
 
-use synod_kernels::{Packing, Sequence};
+use synod_kernels::{Packing, Parent, Sequence};
 
 use crate::family::{Block, Readout, Tree};
 use crate::model::ModelError;
@@ -22,6 +23,10 @@ pub(crate) struct Forest<'a> {
     pub(crate) read_rows: Vec<u32>,
     /// The blocks that are read, in the order of the trees.
     pub(crate) reads: Vec<Read<'a>>,
+    /// Prefixes that are computed, in the order of their sequences, which are the first ones.
+    pub(crate) computed: Vec<&'a Arc<[u32]>>,
+    /// Prefixes that were kept and are continued, in the order of [`Parent::Kept`].
+    pub(crate) kept: Vec<&'a Arc<[u32]>>,
 }
 
 /// A block that is computed, and where its states lie among [`Forest::read_rows`].
@@ -40,20 +45,28 @@ pub(crate) struct Read<'a> {
 }
 
 impl<'a> Forest<'a> {
-    /// Packs whole trees.
+    /// Packs whole trees, with every prefix to be computed.
+    ///
+    /// # Errors
+    /// As [`Forest::pack_with`].
+    pub(crate) fn pack(trees: &[&'a Tree]) -> Result<Self, ModelError> {
+        Self::pack_with(trees, |_| false)
+    }
+
+    /// Packs whole trees. `is_kept` is asked once of every distinct prefix that has blocks to compute.
     ///
     /// # Errors
     /// [`ModelError::Readout`] where a readout points outside its block, [`ModelError::BatchTokens`] for more rows
     /// than their numbers can hold.
-    pub(crate) fn pack(trees: &[&'a Tree]) -> Result<Self, ModelError> {
+    pub(crate) fn pack_with(trees: &[&'a Tree], mut is_kept: impl FnMut(&[u32]) -> bool) -> Result<Self, ModelError> {
         let tokens = tokens_computed(trees);
         if u32::try_from(tokens).is_err() {
             return Err(ModelError::BatchTokens { max: u32::MAX as usize, found: tokens });
         }
         let mut forest = Self::default();
-        let mut prefixes: HashMap<&[u32], usize> = HashMap::new();
+        let mut prefixes: HashMap<&[u32], Parent> = HashMap::new();
         for tree in trees.iter().filter(|tree| has_prefix_to_compute(tree)) {
-            prefixes.entry(&tree.prefix).or_insert_with(|| forest.push_sequence(&tree.prefix, None, 0));
+            prefixes.entry(&tree.prefix).or_insert_with(|| forest.push_prefix(&tree.prefix, is_kept(&tree.prefix)));
         }
         for (tree_index, tree) in trees.iter().enumerate() {
             let parent = prefixes.get(&*tree.prefix).copied();
@@ -71,8 +84,23 @@ impl<'a> Forest<'a> {
         Ok(forest)
     }
 
+    /// Appends a prefix and returns what continues it.
+    fn push_prefix(&mut self, prefix: &'a Arc<[u32]>, is_kept: bool) -> Parent {
+        if is_kept {
+            self.kept.push(prefix);
+            return Parent::Kept(self.kept.len() - 1);
+        }
+        self.computed.push(prefix);
+        Parent::Sequence(self.push_sequence(prefix, None, 0))
+    }
+
+    /// Tokens of the kept prefixes.
+    pub(crate) fn kept_tokens(&self) -> usize {
+        self.kept.iter().map(|prefix| prefix.len()).sum()
+    }
+
     /// Appends a sequence and returns its index.
-    fn push_sequence(&mut self, ids: &[u32], parent: Option<usize>, position: usize) -> usize {
+    fn push_sequence(&mut self, ids: &[u32], parent: Option<Parent>, position: usize) -> usize {
         self.packing.sequences.push(Sequence { start: self.ids.len(), len: ids.len(), parent, position });
         self.ids.extend_from_slice(ids);
         self.packing.sequences.len() - 1
@@ -102,7 +130,8 @@ pub(crate) fn by_prefix(trees: &[&Tree]) -> Vec<usize> {
 }
 
 /// Splits `trees` into runs of whole trees of at most `limit` computed tokens, and at most as many words read, each, in
-/// order; a tree that has more by itself is a run by itself. What a run computes once for several trees counts once.
+/// order; a tree that has more by itself is a run by itself. What a run computes once for several trees counts once;
+/// what was kept counts too, because it may have to go before its run comes.
 ///
 /// Words count because a head has a row for each, and a token may hold many words.
 pub(crate) fn batches(trees: &[&Tree], limit: usize) -> Vec<Range<usize>> {
@@ -230,6 +259,7 @@ mod tests {
     }
 
     fn sequence(start: usize, len: usize, parent: Option<usize>, position: usize) -> Sequence {
+        let parent = parent.map(Parent::Sequence);
         Sequence { start, len, parent, position }
     }
 
@@ -254,6 +284,36 @@ mod tests {
         assert_eq!(forest.read_rows, [4, 5, 6, 6, 9, 7, 8, 10, 11], "options and query; words and label tokens");
         let places: Vec<_> = forest.reads.iter().map(|read| (read.tree, read.block, read.first)).collect();
         assert_eq!(places, [(0, 0, 0), (0, 1, 2), (1, 0, 4), (2, 0, 7)]);
+    }
+
+    #[test]
+    fn what_was_kept_is_continued_and_not_computed() {
+        let trees = [
+            tree(&[1, 2, 3], vec![candidates(&[10, 11], &[1])]),
+            tree(&[4], vec![candidates(&[12], &[0]), candidates(&[13], &[0])]),
+            tree(&[5, 6], vec![candidates(&[14], &[0])]),
+            tree(&[4], vec![candidates(&[15], &[0])]),
+        ];
+        let mut asked = Vec::new();
+        let is_kept = |prefix: &[u32]| {
+            asked.push(prefix.to_vec());
+            prefix != [5, 6]
+        };
+        let trees: Vec<&Tree> = trees.iter().collect();
+        let forest = Forest::pack_with(&trees, is_kept).unwrap();
+        assert_eq!(forest.ids, [5, 6, 10, 11, 12, 13, 14, 15]);
+        let behind = |start, len, parent, position| Sequence { start, len, parent: Some(parent), position };
+        let expected = [
+            sequence(0, 2, None, 0),
+            behind(2, 2, Parent::Kept(0), 3),
+            behind(4, 1, Parent::Kept(1), 1),
+            behind(5, 1, Parent::Kept(1), 1),
+            behind(6, 1, Parent::Sequence(0), 2),
+            behind(7, 1, Parent::Kept(1), 1),
+        ];
+        assert_eq!(forest.packing.sequences, expected);
+        assert_eq!(forest.kept, [&trees[0].prefix, &trees[1].prefix]);
+        assert_eq!((forest.computed, asked), (vec![&trees[2].prefix], vec![vec![1, 2, 3], vec![4], vec![5, 6]]));
     }
 
     /// Every punctuation mark is a word, and a token may hold many: rows are bounded by tokens all the same.

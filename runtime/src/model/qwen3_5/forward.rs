@@ -9,6 +9,7 @@ use std::mem;
 use synod_kernels::{Device, Packing};
 
 use super::forest::Forest;
+use super::state::{PassStates, StatesByOperation};
 use super::weights::{Backbone, FullAttention, LinearAttention, Mixer, Mlp};
 use crate::model::ModelError;
 
@@ -51,8 +52,8 @@ impl<M> Workspace<M> {
 }
 
 impl<D: Device> Backbone<D> {
-    /// The final-normed states `[forest.read_rows, hidden_size]` of a forest. `keep_going` is asked before every
-    /// layer.
+    /// The final-normed states `[forest.read_rows, hidden_size]` of a forest. `states` are those of the prefixes that the
+    /// forest continues and keeps; what it keeps is whole if the call succeeds. `keep_going` is asked before every layer.
     ///
     /// # Errors
     /// [`ModelError::TokenId`] for a token id outside the vocabulary, [`ModelError::Kernel`] from the device,
@@ -62,12 +63,13 @@ impl<D: Device> Backbone<D> {
         device: &D,
         forest: &Forest<'_>,
         workspace: &'w mut Workspace<D::Matrix>,
+        states: PassStates<'_, D>,
         keep_going: &dyn Fn() -> bool,
     ) -> Result<&'w D::Matrix, ModelError> {
         if let Some(&id) = forest.ids.iter().find(|&&id| id as usize >= self.vocab_size) {
             return Err(ModelError::TokenId { id, vocab_size: self.vocab_size });
         }
-        let (ws, eps) = (workspace, self.rms_norm_eps);
+        let (ws, eps, mut states) = (workspace, self.rms_norm_eps, states.by_operation());
         device.embedding_gather(&self.embed_tokens, &forest.ids, &mut ws.hidden_states)?;
         let first_norm = self.layers.first().map_or(&self.norm, |layer| &layer.input_layernorm);
         device.rms_norm(&ws.hidden_states, first_norm, eps, &mut ws.normed)?;
@@ -76,7 +78,7 @@ impl<D: Device> Backbone<D> {
                 return Err(ModelError::Abandoned);
             }
             let next = self.layers.get(index + 1);
-            let out_proj = layer.mixer.mix(device, &forest.packing, ws)?;
+            let out_proj = layer.mixer.mix(device, &forest.packing, &mut states, ws)?;
             if next.is_none() {
                 // Nothing looks at other tokens any more: what remains is computed only where it is read.
                 keep_rows(device, &forest.read_rows, &mut ws.hidden_states, &mut ws.update)?;
@@ -107,22 +109,44 @@ fn keep_rows<D: Device>(
 
 impl<D: Device> Mixer<D> {
     /// From `normed` to `mixed`; returns the output projection, which is still to be applied.
-    fn mix(&self, device: &D, packing: &Packing, ws: &mut Workspace<D::Matrix>) -> Result<&D::Weight, ModelError> {
+    fn mix(
+        &self,
+        device: &D,
+        packing: &Packing,
+        states: &mut StatesByOperation<'_, D>,
+        ws: &mut Workspace<D::Matrix>,
+    ) -> Result<&D::Weight, ModelError> {
         match self {
-            Mixer::LinearAttention(mixer) => mixer.mix(device, packing, ws).map(|()| &mixer.out_proj),
-            Mixer::FullAttention(mixer) => mixer.mix(device, packing, ws).map(|()| &mixer.o_proj),
+            Mixer::LinearAttention(mixer) => mixer.mix(device, packing, states, ws).map(|()| &mixer.out_proj),
+            Mixer::FullAttention(mixer) => mixer.mix(device, packing, states, ws).map(|()| &mixer.o_proj),
         }
     }
 }
 
 impl<D: Device> LinearAttention<D> {
-    fn mix(&self, device: &D, packing: &Packing, ws: &mut Workspace<D::Matrix>) -> Result<(), ModelError> {
+    fn mix(
+        &self,
+        device: &D,
+        packing: &Packing,
+        states: &mut StatesByOperation<'_, D>,
+        ws: &mut Workspace<D::Matrix>,
+    ) -> Result<(), ModelError> {
         let Workspace { normed, projected, mixed, z, a, b, .. } = ws;
         device.linear(&self.in_proj_qkv, normed, mixed)?;
-        device.causal_conv1d_silu(packing, &self.conv1d, mixed, projected)?;
+        device.causal_conv1d_silu(packing, states.next(), &self.conv1d, mixed, projected)?;
         device.linear(&self.in_proj_a, normed, a)?;
         device.linear(&self.in_proj_b, normed, b)?;
-        device.gated_delta_rule(packing, self.shape, projected, a, b, &self.a_log, &self.dt_bias, mixed)?;
+        device.gated_delta_rule(
+            packing,
+            states.next(),
+            self.shape,
+            projected,
+            a,
+            b,
+            &self.a_log,
+            &self.dt_bias,
+            mixed,
+        )?;
         device.linear(&self.in_proj_z, normed, z)?;
         device.gated_rms_norm(mixed, z, &self.norm, self.rms_norm_eps)?;
         Ok(())
@@ -130,12 +154,18 @@ impl<D: Device> LinearAttention<D> {
 }
 
 impl<D: Device> FullAttention<D> {
-    fn mix(&self, device: &D, packing: &Packing, ws: &mut Workspace<D::Matrix>) -> Result<(), ModelError> {
+    fn mix(
+        &self,
+        device: &D,
+        packing: &Packing,
+        states: &mut StatesByOperation<'_, D>,
+        ws: &mut Workspace<D::Matrix>,
+    ) -> Result<(), ModelError> {
         let Workspace { normed, projected: q_gate, mixed, z: k, a: v, .. } = ws;
         device.linear(&self.q_proj, normed, q_gate)?;
         device.linear(&self.k_proj, normed, k)?;
         device.linear(&self.v_proj, normed, v)?;
-        device.gated_attention(packing, self.shape, q_gate, k, v, &self.q_norm, &self.k_norm, mixed)?;
+        device.gated_attention(packing, states.next(), self.shape, q_gate, k, v, &self.q_norm, &self.k_norm, mixed)?;
         Ok(())
     }
 }

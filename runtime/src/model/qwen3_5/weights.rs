@@ -37,8 +37,9 @@ pub(super) struct LinearAttention<D: Device> {
     pub(super) in_proj_z: D::Weight,
     pub(super) in_proj_a: D::Weight,
     pub(super) in_proj_b: D::Weight,
-    /// `[channels, taps]`.
+    /// `[channels, conv_kernel_dim]`.
     pub(super) conv1d: D::Vector,
+    pub(super) conv_kernel_dim: usize,
     pub(super) a_log: D::Vector,
     pub(super) dt_bias: D::Vector,
     /// A plain weight, `[value_dim]`.
@@ -129,6 +130,7 @@ impl<D: Device> LinearAttention<D> {
             in_proj_a: parameters.linear(&name("in_proj_a.weight"))?,
             in_proj_b: parameters.linear(&name("in_proj_b.weight"))?,
             conv1d: parameters.vector(&name("conv1d.weight"))?,
+            conv_kernel_dim: config.linear_conv_kernel_dim,
             a_log: parameters.vector(&name("A_log"))?,
             dt_bias: parameters.vector(&name("dt_bias"))?,
             norm: parameters.vector(&name("norm.weight"))?,

@@ -1,5 +1,6 @@
 //! The model against the oracle's recordings, and against what its definition promises.
 
+mod prefixes;
 mod properties;
 mod recorded;
 mod synthetic;
@@ -39,10 +40,15 @@ fn load<D: Device>(device: D, member: &str) -> Model<D> {
 
 /// A fixture member on `device`, whose passes take at most `batch_tokens` rows.
 fn load_with_passes<D: Device>(device: D, member: &str, batch_tokens: usize) -> Model<D> {
+    load_with(device, member, batch_tokens, 0)
+}
+
+/// The same, with a prefix cache.
+fn load_with<D: Device>(device: D, member: &str, batch_tokens: usize, prefix_cache_bytes: u64) -> Model<D> {
     let folder = fixtures("members").join(member);
     let anchor = Anchor(Digest::of(&fs::read(folder.join("MODEL_MANIFEST.json")).unwrap()));
     let package = MemberFiles::open(&folder, Trust::Anchored(anchor)).unwrap();
-    Model::load(device, &package, batch_tokens, &()).unwrap()
+    Model::load(device, &package, batch_tokens, prefix_cache_bytes, &()).unwrap()
 }
 
 /// A reproducible sequence (splitmix64); tests print the seed.

@@ -16,7 +16,7 @@ use crate::model::{Forward, Model, ModelError};
 const MEMBERS: [&str; 2] = ["tiny-08b", "tiny-4b"];
 const VOCABULARY: u32 = 2000;
 /// Seeds that every run has, beside a new one.
-const SEEDS: [u64; 2] = [1, 2];
+pub(super) const SEEDS: [u64; 2] = [1, 2];
 
 /// Lengths around the edges at which kernels change their course, and some between.
 fn random_len(random: &mut Random, max: u32) -> usize {
@@ -25,7 +25,7 @@ fn random_len(random: &mut Random, max: u32) -> usize {
     len.min(max) as usize
 }
 
-fn random_ids(random: &mut Random, len: usize) -> Vec<u32> {
+pub(super) fn random_ids(random: &mut Random, len: usize) -> Vec<u32> {
     (0..len).map(|_| random.below(VOCABULARY)).collect()
 }
 
@@ -54,7 +54,7 @@ fn random_block(random: &mut Random) -> Block {
 }
 
 /// Trees of which some share a prefix, and one has none.
-fn random_trees(random: &mut Random) -> Vec<Tree> {
+pub(super) fn random_trees(random: &mut Random) -> Vec<Tree> {
     let prefixes: Vec<Arc<[u32]>> =
         [random_len(random, 200), random_len(random, 200), 0].map(|len| random_ids(random, len).into()).into();
     let tree = |random: &mut Random, prefix: &Arc<[u32]>| {
@@ -64,11 +64,11 @@ fn random_trees(random: &mut Random) -> Vec<Tree> {
     [0, 1, 0, 2, 1].map(|prefix: usize| tree(random, &prefixes[prefix])).into()
 }
 
-fn forward(model: &mut dyn Forward, trees: &[Tree]) -> Vec<Vec<Logits>> {
+pub(super) fn forward(model: &mut dyn Forward, trees: &[Tree]) -> Vec<Vec<Logits>> {
     model.forward(&trees.iter().collect::<Vec<_>>(), &|| true).unwrap()
 }
 
-fn assert_same_bits(found: &Logits, expected: &Logits, at: &str) {
+pub(super) fn assert_same_bits(found: &Logits, expected: &Logits, at: &str) {
     let bits = |logits: &Logits| logits.values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
     assert!(expected.is_finite() && !expected.values.is_empty(), "{at}: nothing to compare");
     assert_eq!(found.columns, expected.columns, "{at}");
@@ -147,10 +147,10 @@ fn a_state_is_computed_once_however_many_readouts_it_has() {
     let blocks = |random: &mut Random| (0..4).map(|_| block(random)).collect();
     let mut trees = vec![Tree { prefix: Arc::clone(&prefix), blocks: blocks(random) }];
     forward(&mut model, &trees);
-    assert_eq!(model.tokens_computed(), 150 + 4 * 12, "forty options and four queries read one state");
+    assert_eq!(model.tally().tokens_computed, 150 + 4 * 12, "forty options and four queries read one state");
     trees.push(Tree { prefix, blocks: blocks(random) });
     forward(&mut model, &trees);
-    assert_eq!(model.tokens_computed(), 150 + 4 * 12 + 150 + 8 * 12, "two trees read one state");
+    assert_eq!(model.tally().tokens_computed, 150 + 4 * 12 + 150 + 8 * 12, "two trees read one state");
 }
 
 /// Two states whose trees alternate take two passes of a state each, not one for every tree.
@@ -166,7 +166,7 @@ fn trees_of_one_prefix_share_a_pass_wherever_they_stand() {
     let trees: Vec<Tree> = (0..6).map(|index| tree(index, random)).collect();
     let mut model = load_with_passes(cpu(2), "tiny-08b", 100 + 3 * 30);
     let found = forward(&mut model, &trees);
-    assert_eq!(model.tokens_computed(), 2 * 100 + 6 * 30);
+    assert_eq!(model.tally().tokens_computed, 2 * 100 + 6 * 30);
     for (found, expected) in found.iter().zip(&forward(&mut load(cpu(2), "tiny-08b"), &trees)) {
         assert_same_bits(&found[0], &expected[0], "seed 10");
     }
@@ -270,9 +270,9 @@ fn what_cannot_be_computed_is_an_error_of_its_call() {
         );
         assert_same_bits(&forward(&mut model, &[good(&[7, 8])])[0][0], &expected[0][0], "after an error");
     }
-    let computed = model.tokens_computed();
+    let computed = model.tally().tokens_computed;
     assert_eq!(forward(&mut model, &[spans(SpanHead::Router, &[])]), [[Logits { values: vec![], columns: 2 }]]);
-    assert_eq!(model.tokens_computed(), computed, "nothing is read, nothing is computed");
+    assert_eq!(model.tally().tokens_computed, computed, "nothing is read, nothing is computed");
     assert!(model.forward(&[], &|| true).unwrap().is_empty());
 }
 

@@ -21,7 +21,7 @@ fn check(shape: Shape, layers: usize, folder: &str, cases: &[&str]) {
     let path = parent.path().join("member");
     let report = synth::write(&spec, &path, &()).unwrap();
     let package = MemberFiles::open(&path, Trust::Anchored(report.anchor)).unwrap();
-    let mut model = Model::load(cpu(2), &package, 24_576, &()).unwrap();
+    let mut model = Model::load(cpu(2), &package, 24_576, 0, &()).unwrap();
     check_cases(&mut model, &format!("synth/{folder}"), Some(cases));
 }
 

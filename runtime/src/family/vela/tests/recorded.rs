@@ -5,7 +5,7 @@ use synod_config::Profile;
 
 use super::*;
 use crate::family::Tree;
-use crate::model::{Forward, ModelError};
+use crate::model::{Forward, ModelError, Tally};
 use crate::replay::RECORDED_GATE;
 
 /// A model that gives the logits that were recorded, whatever it is asked.
@@ -16,8 +16,8 @@ impl Forward for Recording {
         Ok(self.0.clone())
     }
 
-    fn tokens_computed(&self) -> u64 {
-        0
+    fn tally(&self) -> Tally {
+        Tally::default()
     }
 }
 
