@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use synod_tests::deployment::Deployment;
 use synod_tests::fixtures;
 use synod_tests::http::{Client, Reply, raw_post};
-use synod_tests::server::{Server, eventually, run};
+use synod_tests::server::{Launch, Server, eventually, run};
 
 const SYNOD: &str = env!("CARGO_BIN_EXE_synod-tested");
 const GOOD: &str = r#"{"state":"It is late.","questions":{"q":{"type":"noul","instructions":"Is it late?"}}}"#;
@@ -211,9 +211,11 @@ fn keys_open_the_routes_and_the_models_that_they_are_for() {
 #[test]
 fn nothing_of_a_request_is_in_the_log_or_in_the_metrics() {
     let marker = "Xylophone4417";
-    let deployment = Deployment::of(&["tiny-08b", "tiny-router"])
-        .server("default_model = \"tiny-08b\"")
-        .key("someone", "Glockenspiel88", &[]);
+    let deployment = Deployment::of(&["tiny-08b", "tiny-router"]).server("default_model = \"tiny-08b\"").key(
+        "someone",
+        "Glockenspiel88",
+        &[],
+    );
     let server = Launch::of(SYNOD).environment("RUST_LOG", "info,synod=trace,actix=debug").start(&deployment);
     let mut bodies = vec![format!(r#"{{"state":"{marker}""#), marker.to_owned(), format!(r#"{{"{marker}":1}}"#)];
     let questions = [
@@ -227,10 +229,11 @@ fn nothing_of_a_request_is_in_the_log_or_in_the_metrics() {
         json!({"type": "span", "instructions": "?", "criteria": {marker: null}, "over": format!("{marker}2")}),
         json!(marker),
     ];
-    let states = [json!(marker), json!({marker: marker}), json!([{"role": marker, "content": marker}]), json!({"a": 1})];
+    let states =
+        [json!(marker), json!({marker: marker}), json!([{"role": marker, "content": marker}]), json!({"a": 1})];
     for (question, state) in questions.iter().flat_map(|question| states.iter().map(move |state| (question, state))) {
         bodies.push(json!({"state": state, "questions": {marker: question}}).to_string());
-        bodies.push(json!({"states": [state, marker], "questions": {marker: question}}).to_string());
+        bodies.push(json!({"states": {marker: {"state": state, "questions": {marker: question}}}}).to_string());
     }
     bodies.push(json!({"model": marker, "state": "x", "questions": {"q": questions[0]}}).to_string());
     bodies.push(json!({"state": "x", "questions": {"q": questions[0]}, "options": {marker: marker}}).to_string());
