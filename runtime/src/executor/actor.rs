@@ -136,8 +136,9 @@ impl Executor {
     /// Drops a forward that is not used again, with all that it has kept. A device that failed may fail at this, too: it
     /// must not cost the thread.
     fn discard(&self, forward: Option<Box<dyn Forward>>) {
+        let Some(forward) = forward else { return };
+        self.queue.metrics().prefix_cache.dropped(&forward.tally());
         let _ = catch_unwind(AssertUnwindSafe(|| drop(forward)));
-        self.queue.metrics().prefix_cache.dropped();
     }
 
     /// Takes this executor out of service until it is built again.
@@ -201,6 +202,14 @@ impl Actor for Executor {
 
     fn stopped(&mut self, _: &mut Self::Context) {
         self.queue.close();
+    }
+}
+
+/// Also where its thread ends without a word.
+impl Drop for Executor {
+    fn drop(&mut self) {
+        let forward = self.forward.take();
+        self.discard(forward);
     }
 }
 

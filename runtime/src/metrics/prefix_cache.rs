@@ -50,11 +50,16 @@ impl PrefixCacheMetrics {
         self.hits.inc_by(after.prefix_hits - before.prefix_hits);
         self.misses.inc_by(after.prefix_misses - before.prefix_misses);
         self.evictions.inc_by(after.prefix_evictions - before.prefix_evictions);
-        self.bytes.set(after.prefix_cache_bytes.try_into().unwrap_or(i64::MAX));
+        self.bytes.add(bytes(after) - bytes(before));
     }
 
-    /// Says that the cache is gone.
-    pub fn dropped(&self) {
-        self.bytes.set(0);
+    /// Says that a cache is gone with its forward, whose last tally was `last`. Another executor of the same member and
+    /// device may have one by then: what they keep is added up.
+    pub fn dropped(&self, last: &Tally) {
+        self.bytes.sub(bytes(last));
     }
+}
+
+fn bytes(tally: &Tally) -> i64 {
+    tally.prefix_cache_bytes.try_into().unwrap_or(i64::MAX)
 }
