@@ -210,10 +210,10 @@ impl Admission {
         let settings = Arc::clone(&self.settings.borrow());
         let ticket = Ticket { permit: Arc::new(self.enter(&settings)?), held: Arc::new(held) };
         let limit = call.received + settings.request_timeout;
-        let mut attempt = Attempt::First;
+        let mut attempt = Attempt::default();
         let (prepared, computed) = loop {
             let prepared = self.prepare(&call, &ticket, limit, attempt).await?;
-            if attempt == Attempt::First {
+            if attempt.is_first() {
                 prepared.kinds.iter().for_each(|kind| self.metrics.question(kind));
             }
             match within(prepared.deadline, self.compute(&prepared, &call, &ticket, attempt)).await? {
@@ -293,7 +293,7 @@ impl Admission {
                 received: call.received,
                 deadline: prepared.deadline,
                 occupied: Arc::clone(&occupied),
-                is_suspect: attempt == Attempt::Suspect,
+                is_suspect: attempt.is_suspect,
             };
             let replica = prepared.member.least_loaded_of(&prepared.face);
             let replica = replica.ok_or(Failure::Lost { is_suspect: false })?;
@@ -303,38 +303,47 @@ impl Admission {
     }
 }
 
-/// Which attempt at a request it is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Attempt {
-    First,
-    /// An executor went down and left the work undone.
-    Second,
-    /// An executor went down over the work.
-    Suspect,
+/// How often an executor may go down with a request waiting behind the one that it went down over. That one is given a
+/// second chance, so that two are nobody's bad luck.
+const MOST_LOSSES: u32 = 2;
+
+/// What has become of a request so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Attempt {
+    /// An executor went down over it: the next one computes it alone.
+    is_suspect: bool,
+    /// Executors that went down and left it undone.
+    losses: u32,
 }
 
 impl Attempt {
+    fn is_first(self) -> bool {
+        self == Attempt::default()
+    }
+
     /// Whether to wait for a member that is not there. Lost work waits for an executor that is being built again; new
     /// work is told so.
     fn waits_for(self, outlook: Outlook) -> bool {
         match outlook {
             Outlook::Replaced => true,
-            Outlook::Returning => self != Attempt::First,
+            Outlook::Returning => !self.is_first(),
             Outlook::Down => false,
         }
     }
 
     /// What follows a failure.
     fn after(self, failure: Failure, prepared: &Prepared) -> Result<Self, Refused> {
-        match (failure, self) {
-            (Failure::Deadline, _) => Err(Refused::Deadline),
-            (Failure::Inference { reason }, _) => Err(Refused::Internal { reason }),
-            (Failure::Lost { is_suspect: false }, Attempt::First) => Ok(Attempt::Second),
-            (Failure::Lost { is_suspect: true }, Attempt::First) => Ok(Attempt::Suspect),
-            (Failure::Lost { is_suspect: true }, Attempt::Suspect) => {
+        match failure {
+            Failure::Deadline => Err(Refused::Deadline),
+            Failure::Inference { reason } => Err(Refused::Internal { reason }),
+            Failure::Lost { is_suspect: true } if self.is_suspect => {
                 Err(Refused::Internal { reason: "the forward panicked on this request alone".into() })
             }
-            (Failure::Lost { .. }, _) => Err(not_ready(&prepared.member)),
+            Failure::Lost { is_suspect: true } => Ok(Attempt { is_suspect: true, ..self }),
+            Failure::Lost { is_suspect: false } if self.losses < MOST_LOSSES => {
+                Ok(Attempt { losses: self.losses + 1, ..self })
+            }
+            Failure::Lost { is_suspect: false } => Err(not_ready(&prepared.member)),
         }
     }
 }

@@ -16,7 +16,7 @@ use actix_web::test::{TestRequest, call_service, init_service};
 use actix_web::web;
 use futures_util::FutureExt;
 use futures_util::future::{Either, select};
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::sync::watch;
 
 use super::{Bodies, Keys, Service, Surface, Terms, app};
@@ -489,6 +489,37 @@ async fn a_panic_is_one_honest_error() {
     harness.service.roster.clone().wait_for(rebuilt).await.unwrap();
     assert_eq!(harness.ask("x").await.status, 200);
     harness.assert_nothing_is_counted().await;
+}
+
+/// What waited behind a request that brings its executor down has had no part in it: it is answered by the next one.
+#[actix::test]
+async fn what_waits_behind_a_panic_is_answered() {
+    let (harness, mut strings) = Harness::start().await;
+    let question = json!({"q": {"type": "noul"}});
+    let culprit = json!({"model": "m", "states": {
+        "a": {"state": "hold", "questions": question},
+        "b": {"state": "panic", "questions": question},
+    }});
+    let culprit = TestRequest::post()
+        .uri("/v1/decisions")
+        .insert_header(("content-type", "application/json"))
+        .set_payload(culprit.to_string());
+    let culprit = until_held(Box::pin(harness.send(culprit)), &mut strings).await;
+    let mut waiting = Box::pin(harness.ask("x"));
+    // It is queued once it is counted there.
+    let queued = async {
+        while harness.metric(r#"synod_queue_requests{device="cpu:0",member="m"}"#) == 0 {
+            tokio::task::yield_now().await;
+        }
+    };
+    let Either::Right(((), _)) = select(&mut waiting, pin!(queued)).await else { panic!("answered while it is held") };
+    // The culprit gets its second chance, alone.
+    strings.let_go();
+    strings.let_go();
+    let (culprit, waiting) = futures_util::future::join(culprit, waiting).await;
+    assert_eq!((waiting.status, culprit.refusal()), (StatusCode::OK, (500, "inference failed".into())));
+    harness.assert_nothing_is_counted().await;
+    assert_eq!((harness.outcome("answered"), harness.outcome("failed")), (1, 1));
 }
 
 #[actix::test]
