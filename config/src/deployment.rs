@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-use crate::{Place, Placement};
+use crate::Placement;
 
 /// A whole deployment. Names and aliases are unique over all members, every reference to one is resolved.
 #[derive(Clone, Debug, PartialEq)]
@@ -18,9 +18,6 @@ pub struct Deployment {
     pub queue: Queue,
     /// At least one.
     pub members: Vec<Member>,
-    /// Every key that the file gives, known by its table, in the file's order: defaults tell no more which were left
-    /// out.
-    pub given: Vec<Place>,
 }
 
 impl Deployment {

@@ -99,13 +99,11 @@ fn read_root(root: &DeTable, paths: &Paths, report: &mut Report) -> Option<Deplo
     check_access(&server, keys.is_empty(), report);
     let default_model = server.default_model.and_then(|model| names.resolve(&model, report));
     let keys = resolve_keys(keys, &names, report);
-    report.given.sort_by_key(|place| place.line);
     Some(Deployment {
         server: Server { default_model, ..server.server },
         keys: keys?,
         queue,
         members: members.into_iter().map(|member| member.member).collect::<Option<_>>()?,
-        given: std::mem::take(&mut report.given),
     })
 }
 

@@ -18,8 +18,6 @@ pub(crate) struct Report<'a> {
     text: &'a str,
     pub(crate) errors: Vec<Finding>,
     pub(crate) warnings: Vec<Finding>,
-    /// Every key that was asked for and is there.
-    pub(crate) given: Vec<Place>,
 }
 
 /// A value and where it stands.
@@ -31,7 +29,7 @@ pub(crate) struct Placed<T> {
 
 impl<'a> Report<'a> {
     pub(crate) fn new(file: &'a Path, text: &'a str) -> Self {
-        Self { file, text, errors: Vec::new(), warnings: Vec::new(), given: Vec::new() }
+        Self { file, text, errors: Vec::new(), warnings: Vec::new() }
     }
 
     /// The line of a byte offset, from 1.
@@ -91,7 +89,6 @@ impl<'t, 'i> Table<'t, 'i> {
         self.asked.push(key);
         let (name, value) = self.entries.iter().find(|(name, _)| name.get_ref() == key)?;
         let place = Place { line: report.line(name.span().start), key: format!("{}{key}", self.prefix) };
-        report.given.push(place.clone());
         Some(Placed { value: value.get_ref(), place })
     }
 

@@ -6,11 +6,12 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, bail};
 use synod_config::{Deployment, Member};
 
+use super::one_line;
 use super::table::table;
-use super::{one_line, without_effect};
 use crate::family::vela::Vela;
 use crate::model::memory::mib;
 use crate::model::qwen3_5::config::TensorSpec;
+use crate::replay::Recordings;
 use crate::supervisor::{self, Wanted};
 use crate::wire::request::Limits;
 
@@ -32,7 +33,7 @@ const HEADER: [&str; 8] =
 impl Check {
     pub(super) fn run(self) -> Result<()> {
         let (deployment, warnings) = Deployment::load(&self.config)?;
-        for warning in warnings.iter().map(ToString::to_string).chain(without_effect(&deployment, &self.config)) {
+        for warning in &warnings {
             eprintln!("{warning}");
         }
         let mut rows = vec![HEADER.map(str::to_owned)];
@@ -58,7 +59,8 @@ impl Check {
 fn inspect(member: &Member, deployment: &Deployment) -> Result<[String; HEADER.len()]> {
     let path = || member.path.display().to_string();
     let package = supervisor::open(member).with_context(path)?;
-    Vela::of_package(&package, member.noul_calibration, Limits::default()).with_context(path)?;
+    let vela = Vela::of_package(&package, member.noul_calibration, Limits::default()).with_context(path)?;
+    Recordings::find(member.replay.as_deref(), package.model_name(), &vela, member.gates)?;
     let config = package.config();
     let broad = if package.has_broad_head() { config.broad_inventory() } else { Vec::new() };
     let limits = deployment.server.limits;

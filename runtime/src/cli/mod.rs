@@ -17,11 +17,9 @@ mod synth;
 mod table;
 mod verify;
 
-use std::path::Path;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use synod_config::Deployment;
 
 /// Serves System One decision models.
 #[derive(Parser)]
@@ -79,16 +77,6 @@ fn one_line(error: &anyhow::Error) -> String {
     parts.join(": ")
 }
 
-/// Keys of a deployment file that this build reads and does nothing with, whatever their value.
-const WITHOUT_EFFECT: [&str; 5] =
-    ["member.drift_every_s", "member.gates", "member.on_drift", "member.replay", "queue.batch_window_us"];
-
-/// A line for each key of the file that asks for something that this build does not do. Whoever wrote it should know.
-fn without_effect(deployment: &Deployment, file: &Path) -> Vec<String> {
-    let idle = deployment.given.iter().filter(|place| WITHOUT_EFFECT.contains(&place.key.as_str()));
-    idle.map(|place| format!("{}:{}: {}: has no effect in this build", file.display(), place.line, place.key)).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use anyhow::anyhow;
@@ -106,20 +94,5 @@ mod tests {
         check(anyhow!("a: not found"), "a: not found");
         check(anyhow!("not found").context("a: not found; look").context("read"), "read: a: not found; look");
         check(anyhow!("a: not found").context("a"), "a: not found");
-    }
-
-    #[test]
-    fn keys_without_effect_are_named_where_they_stand_also_with_their_defaults() {
-        let text = "[queue]\nbatch_window_us = 0\nmax_requests = 9\n[[member]]\nname = \"m\"\npath = \"m\"\n\
-                    devices = [\"cpu:*\"]\ngates = { logit = 1e-5 }\non_drift = \"quarantine\"\n";
-        let (deployment, _) = Deployment::from_toml_with(text, Path::new("x.toml"), |_| true).unwrap();
-        assert_eq!(
-            without_effect(&deployment, Path::new("x.toml")),
-            [
-                "x.toml:2: queue.batch_window_us: has no effect in this build",
-                "x.toml:8: member.gates: has no effect in this build",
-                "x.toml:9: member.on_drift: has no effect in this build",
-            ]
-        );
     }
 }

@@ -12,7 +12,7 @@ use synod_config::{Deployment, Placement};
 
 use self::cards::{read_cards, read_host};
 use self::rooms::{Layout, Planned};
-use super::{one_line, without_effect};
+use super::one_line;
 use crate::supervisor::{self, Wanted};
 
 /// Say how much memory the members of a deployment take, and what fits where.
@@ -37,7 +37,7 @@ impl Plan {
         let cards = self.cards.as_deref().map(read_cards).transpose()?;
         let given_host = self.host.as_deref().map(read_host).transpose()?;
         let (deployment, warnings) = Deployment::load(&self.config)?;
-        for warning in warnings.iter().map(ToString::to_string).chain(without_effect(&deployment, &self.config)) {
+        for warning in &warnings {
             eprintln!("{warning}");
         }
         let wanted = open_all(&deployment)?;

@@ -10,6 +10,7 @@ use synod_kernels::cpu::CpuDevice;
 use super::anchor::AnchorArgument;
 use super::local::LocalMember;
 use super::progress::Bar;
+use crate::http::written;
 use crate::member::Excerpt;
 use crate::model::Model;
 use crate::replay::{Case, CaseReport, DECIDED_MARGIN, HEAD_GATE, RECORDED_GATE, case_files};
@@ -83,7 +84,7 @@ fn replay(file: &Path, member: &LocalMember, model: &mut Model<CpuDevice>, gates
         Ok(case) => case,
         Err(error) => return Compared::Unreadable { name: name(file), reason: error.problem.to_string() },
     };
-    let mut report = case.compare(member.package().model_name(), member.vela(), model, gates);
+    let mut report = case.compare(member.package().model_name(), member.vela(), model, gates, written);
     if report.plan {
         case.compare_heads(model, gates, &mut report);
     }

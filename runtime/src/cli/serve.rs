@@ -27,7 +27,6 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 
 use super::progress::Bar;
-use super::without_effect;
 use crate::admission::{self, Admission, Bounds};
 use crate::executor::Batching;
 use crate::http::{Bodies, Keys, Listening, ROUTES, Service, Surface, Terms, listen};
@@ -91,7 +90,7 @@ fn load(file: &Path) -> Result<Deployment> {
 /// A deployment, and what is to be said of it.
 fn read(file: &Path) -> Result<(Deployment, Vec<String>)> {
     let (deployment, warnings) = Deployment::load(file)?;
-    let warnings = warnings.iter().map(ToString::to_string).chain(without_effect(&deployment, file)).collect();
+    let warnings = warnings.iter().map(ToString::to_string).collect();
     Ok((deployment, warnings))
 }
 

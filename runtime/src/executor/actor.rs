@@ -1,15 +1,18 @@
-//! The executor actor: building, one batch per message, faults.
+//! The executor actor: building, one batch per message, replays on idle time, faults.
 //!
 //! A message runs one batch and asks for the next, so that other messages get their turn between two batches. A fault
-//! closes the queue first: what waits is computed elsewhere while this device is built again.
+//! closes the queue first: what waits is computed elsewhere while this device is built again. A recorded case is replayed
+//! only while nothing waits, one per message.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use actix::{Actor, ActorContext, Arbiter, AsyncContext, Context, Handler, Message, Recipient};
+use actix::{Actor, ActorContext, Arbiter, AsyncContext, Context, Handler, Message, Recipient, SpawnHandle};
+use synod_config::OnDrift;
 
 use super::batch::Batch;
+use super::drift::{Replay, Round, Standing};
 use super::health::Strikes;
 use super::job::{Computed, Failure, Job};
 use super::{Face, Factory, LoadProgress, Loaded, Queue};
@@ -33,6 +36,16 @@ pub struct Wake;
 #[rtype(result = "()")]
 pub struct Retire;
 
+/// Says that it is time for another round of replays.
+#[derive(Message)]
+#[rtype(result = "()")]
+struct ReplayDue;
+
+/// Asks for the next case of the round, if nothing waits.
+#[derive(Message)]
+#[rtype(result = "()")]
+struct ReplayNext;
+
 /// What an executor tells its supervisor.
 #[derive(Message)]
 #[rtype(result = "()")]
@@ -44,8 +57,12 @@ pub struct Report {
 
 /// A change of an executor.
 pub enum Event {
-    /// The member is loaded.
-    Ready(Arc<Face>),
+    /// The member is loaded and was held to its recorded cases.
+    Ready { face: Arc<Face>, standing: Standing },
+    /// A replay said something else than the one before; it serves on.
+    Judged(Standing),
+    /// It is out of its gates and does not serve any more. `reason` names the first case and its place.
+    OutOfGate { reason: String },
     /// The member could not be loaded.
     BuildFailed { reason: String },
     /// The forward panicked.
@@ -79,6 +96,14 @@ pub struct Executor {
     /// Absent until built, and from a fault to the next build.
     forward: Option<Box<dyn Forward>>,
     strikes: Strikes,
+    /// What the member that was built is held to.
+    replay: Option<Replay>,
+    /// What the last round said.
+    standing: Standing,
+    /// Present while a round is under way.
+    round: Option<Round>,
+    /// The wait for the next round.
+    next_round: SpawnHandle,
 }
 
 impl Executor {
@@ -90,9 +115,21 @@ impl Executor {
         batching: Batching,
         supervisor: Recipient<Report>,
     ) -> Self {
-        let (forward, strikes) = (None, Strikes::default());
-        let ended = Instant::now();
-        Executor { placement, factory, queue, batching, ended, waits_until: None, supervisor, forward, strikes }
+        Executor {
+            placement,
+            factory,
+            queue,
+            batching,
+            ended: Instant::now(),
+            waits_until: None,
+            supervisor,
+            forward: None,
+            strikes: Strikes::default(),
+            replay: None,
+            standing: Standing::Unverified,
+            round: None,
+            next_round: SpawnHandle::default(),
+        }
     }
 
     fn report(&self, event: Event) {
@@ -147,12 +184,105 @@ impl Executor {
         self.report(event);
     }
 
+    /// Builds the member and holds it to its recorded cases.
+    ///
+    /// # Errors
+    /// Why it cannot serve.
+    fn build(&mut self, build: &Build) -> Result<(Arc<Face>, Standing), Event> {
+        let failed = |reason: String| Event::BuildFailed { reason };
+        let built = catch_unwind(AssertUnwindSafe(|| (self.factory)(&build.progress)));
+        let built = built.map_err(|_| failed("the loader panicked".into()))?;
+        let Loaded { mut forward, face, replay } = built.map_err(|error| failed(error.to_string()))?;
+        let first = replay.as_ref().map_or(Ok(Standing::Unverified), |replay| self.first_round(&mut *forward, replay));
+        let standing = match first {
+            Ok(standing) => standing,
+            Err(event) => {
+                self.discard(Some(forward));
+                return Err(event);
+            }
+        };
+        (self.forward, self.replay, self.standing) = (Some(forward), replay, standing.clone());
+        Ok((face, standing))
+    }
+
+    /// Replays every case, so that all that is wrong is told at once.
+    fn first_round(&self, forward: &mut dyn Forward, replay: &Replay) -> Result<Standing, Event> {
+        let metrics = &self.queue.metrics().drift;
+        metrics.begin(replay.cases.names(), replay.cases.gates());
+        let mut round = Round::default();
+        while !round.is_over(replay) {
+            if let Err(fault) = round.replay_next(forward, replay, true, metrics) {
+                return Err(Event::BuildFailed { reason: format!("replay of recorded cases: {fault}") });
+            }
+        }
+        let standing = round.standing();
+        metrics.judged(standing == Standing::Verified);
+        match (standing, replay.on_drift) {
+            (Standing::Drifted { reason }, OnDrift::Quarantine) => Err(Event::OutOfGate { reason }),
+            (standing, _) => Ok(standing),
+        }
+    }
+
+    /// Has the next round begin after its time.
+    fn wait_for_round(&mut self, ctx: &mut Context<Self>) {
+        self.round = None;
+        ctx.cancel_future(self.next_round);
+        if let Some(replay) = &self.replay {
+            self.next_round = ctx.notify_later(ReplayDue, replay.every);
+        }
+    }
+
+    /// Replays the next case of the round. Returns what takes this executor out of service, if anything does.
+    fn continue_round(&mut self, ctx: &mut Context<Self>) -> Option<Event> {
+        let (replay, round) = (self.replay.clone()?, self.round.as_mut()?);
+        let metrics = &self.queue.metrics().drift;
+        if !round.is_over(&replay) {
+            match round.replay_next(&mut **self.forward.as_mut()?, &replay, false, metrics) {
+                Ok(true) => {}
+                Ok(false) => metrics.judged(false),
+                Err(Fault::Panic) => return Some(Event::Panicked),
+                // The same request was computed before: it is not to blame.
+                Err(fault) => return Some(Event::Failing { reason: fault.to_string() }),
+            }
+        }
+        let standing = round.standing();
+        if let (Standing::Drifted { reason }, OnDrift::Quarantine) = (&standing, replay.on_drift) {
+            return Some(Event::OutOfGate { reason: reason.clone() });
+        }
+        if !round.is_over(&replay) {
+            ctx.notify(ReplayNext);
+            return None;
+        }
+        // A round of which nothing could be read says nothing new.
+        if standing != Standing::Unverified && standing != self.standing {
+            self.report(Event::Judged(standing.clone()));
+            self.standing = standing;
+        }
+        if self.standing != Standing::Unverified {
+            metrics.judged(self.standing == Standing::Verified);
+        }
+        self.wait_for_round(ctx);
+        None
+    }
+
+    /// Goes on with a round that work has interrupted, once there is none.
+    fn resume_round(&mut self, ctx: &mut Context<Self>) {
+        if let Some(round) = &mut self.round
+            && round.is_interrupted
+            && self.queue.oldest().is_none()
+        {
+            round.is_interrupted = false;
+            ctx.notify(ReplayNext);
+        }
+    }
+
     /// Runs a batch and answers all of it. Returns what ends this forward, if anything did.
     fn run(&mut self, forward: &mut dyn Forward, batch: Batch) -> Option<Event> {
         let metrics = self.queue.metrics();
         metrics.batch_requests.observe(batch.jobs.len() as f64);
         let (started, before) = (Instant::now(), forward.tally());
-        let result = guarded_forward(forward, &batch.jobs);
+        let trees: Vec<&Tree> = batch.jobs.iter().flat_map(|job| &job.plan.trees).collect();
+        let result = guarded_forward(forward, &trees, &|| is_wanted(&batch.jobs));
         self.ended = Instant::now();
         metrics.batch_done(&before, &forward.tally());
         match result {
@@ -221,17 +351,16 @@ impl Handler<Build> for Executor {
         let forward = self.forward.take();
         self.discard(forward);
         self.strikes = Strikes::default();
-        let built = catch_unwind(AssertUnwindSafe(|| (self.factory)(&build.progress)));
-        match built {
-            Ok(Ok(Loaded { forward, face })) => {
-                self.forward = Some(forward);
+        (self.replay, self.standing) = (None, Standing::Unverified);
+        match self.build(&build) {
+            Ok((face, standing)) => {
                 self.queue.open();
-                self.report(Event::Ready(face));
+                self.report(Event::Ready { face, standing });
                 ctx.notify(Wake);
             }
-            Ok(Err(error)) => self.down(Event::BuildFailed { reason: error.to_string() }),
-            Err(_) => self.down(Event::BuildFailed { reason: "the loader panicked".into() }),
+            Err(event) => self.down(event),
         }
+        self.wait_for_round(ctx);
     }
 }
 
@@ -255,6 +384,37 @@ impl Handler<Wake> for Executor {
         }
         self.forward = Some(forward);
         self.continue_soon(ctx);
+        self.resume_round(ctx);
+    }
+}
+
+impl Handler<ReplayDue> for Executor {
+    type Result = ();
+
+    fn handle(&mut self, ReplayDue: ReplayDue, ctx: &mut Self::Context) {
+        self.round = Some(Round::default());
+        ctx.notify(ReplayNext);
+    }
+}
+
+impl Handler<ReplayNext> for Executor {
+    type Result = ();
+
+    fn handle(&mut self, ReplayNext: ReplayNext, ctx: &mut Self::Context) {
+        let Some(round) = &mut self.round else { return };
+        // Whoever waits is served first: a wake for it is on its way, and comes back to the round.
+        if self.queue.oldest().is_some() {
+            round.is_interrupted = true;
+            return;
+        }
+        if let Some(event) = self.continue_round(ctx) {
+            // Closed before anything else, and nothing is computed with it any more.
+            self.queue.close();
+            (self.round, self.replay) = (None, None);
+            let forward = self.forward.take();
+            self.discard(forward);
+            self.report(event);
+        }
     }
 }
 
@@ -277,25 +437,32 @@ fn is_wanted(jobs: &[Job]) -> bool {
 }
 
 /// Why a forward gave nothing.
-enum Fault {
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Fault {
+    #[error("the forward panicked")]
     Panic,
     /// Nobody waits for any job of the batch any more.
+    #[error("abandoned")]
     Abandoned,
+    #[error("{0}")]
     Error(String),
 }
 
-/// Runs the trees of all `jobs`, in order, in one call. A panic is caught here: the forward is not used again after
-/// one, so nothing sees what it left half done. Its payload is dropped unread.
-fn guarded_forward(forward: &mut dyn Forward, jobs: &[Job]) -> Result<Vec<Vec<Logits>>, Fault> {
-    let trees: Vec<&Tree> = jobs.iter().flat_map(|job| &job.plan.trees).collect();
-    let logits = catch_unwind(AssertUnwindSafe(|| forward.forward(&trees, &|| is_wanted(jobs))))
+/// Runs `trees` in one call. A panic is caught here: the forward is not used again after one, so nothing sees what it
+/// left half done. Its payload is dropped unread.
+pub(super) fn guarded_forward(
+    forward: &mut dyn Forward,
+    trees: &[&Tree],
+    keep_going: &dyn Fn() -> bool,
+) -> Result<Vec<Vec<Logits>>, Fault> {
+    let logits = catch_unwind(AssertUnwindSafe(|| forward.forward(trees, keep_going)))
         .map_err(|_| Fault::Panic)?
         .map_err(|error| match error {
             ModelError::Abandoned => Fault::Abandoned,
             _ => Fault::Error(error.to_string()),
         })?;
-    let fits = logits.len() == trees.len()
-        && logits.iter().zip(&trees).all(|(blocks, tree)| blocks.len() == tree.blocks.len());
+    let fits =
+        logits.len() == trees.len() && logits.iter().zip(trees).all(|(blocks, tree)| blocks.len() == tree.blocks.len());
     if fits { Ok(logits) } else { Err(Fault::Error("the forward gave another number of readouts than asked".into())) }
 }
 

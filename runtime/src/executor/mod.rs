@@ -10,6 +10,7 @@
 
 mod actor;
 mod batch;
+mod drift;
 mod handle;
 mod health;
 mod job;
@@ -28,6 +29,7 @@ use crate::member::Progress;
 use crate::model::Forward;
 
 pub use actor::{Batching, Build, Event, Executor, Report, Retire, Wake};
+pub use drift::{Cases, Drift, OpenCase, Replay, Standing, Unopened};
 pub use handle::{Handle, Joinable, Reply};
 pub use job::{Computed, Failure, Occupied, Work};
 pub use lanes::Lane;
@@ -41,6 +43,8 @@ pub type Factory = Arc<dyn Fn(&LoadProgress) -> Result<Loaded, Box<dyn Error + S
 pub struct Loaded {
     pub forward: Box<dyn Forward>,
     pub face: Arc<Face>,
+    /// Absent if nothing was recorded of the member.
+    pub replay: Option<Replay>,
 }
 
 /// What the rest of the program needs to know of a loaded member: its reading half and what identifies it.

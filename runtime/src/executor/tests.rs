@@ -1,5 +1,7 @@
 //! Executors under their supervisor, with faults to order.
 
+mod drift;
+
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -57,9 +59,14 @@ impl Fixture {
     }
 
     fn restarts(&self, reason: &str) -> u64 {
-        let line = format!(r#"synod_executor_restarts_total{{device="cpu:0",member="m",reason="{reason}"}} "#);
+        let series = format!(r#"synod_executor_restarts_total{{device="cpu:0",member="m",reason="{reason}"}}"#);
+        self.metric(&series).map_or(0, |count| count.parse().unwrap())
+    }
+
+    /// The value of a series, if it is there.
+    fn metric(&self, series: &str) -> Option<String> {
         let text = self.metrics.encode().unwrap();
-        text.lines().find_map(|l| l.strip_prefix(&line)).map_or(0, |count| count.parse().unwrap())
+        text.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' ').map(str::to_owned))
     }
 
     /// Whatever happened, nothing may be left counted.

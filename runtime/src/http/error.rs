@@ -7,6 +7,7 @@ use actix_web::{HttpResponse, HttpResponseBuilder, ResponseError};
 
 use crate::admission::{QueueFull, Refused};
 use crate::metrics::Outcome;
+use crate::replay::{Unanswerable, Written};
 use crate::wire::response::{write_details, write_error};
 
 /// What a client is asked to wait for a server or a member that may be back.
@@ -147,6 +148,15 @@ impl Problem {
             response.insert_header((header::ALLOW, *allow));
         }
     }
+}
+
+/// The status and the body of a recorded request that is refused.
+pub fn written(unanswerable: Unanswerable) -> Written {
+    let problem = Problem::Refused(match unanswerable {
+        Unanswerable::Json(error) => error.into(),
+        Unanswerable::Refused(refusal) => refusal.into(),
+    });
+    (problem.status_code().as_u16(), problem.body())
 }
 
 impl ResponseError for Problem {

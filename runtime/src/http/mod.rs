@@ -31,7 +31,7 @@ use tokio::sync::watch;
 pub use admin::{LoadAgain, Loaded};
 pub use auth::Keys;
 pub use body::Bodies;
-pub use error::Problem;
+pub use error::{Problem, written};
 pub use server::{Listening, Surface, listen};
 
 use crate::admission::Admission;

@@ -6,6 +6,7 @@ use actix_web::{HttpRequest, HttpResponse, web};
 use serde_json::{Value, json};
 
 use super::{Problem, Service};
+use crate::executor::Standing;
 use crate::metrics::Scrape;
 use crate::supervisor::{ExecutorState, Member, Replica, Roster};
 
@@ -85,7 +86,7 @@ fn readiness(roster: &Roster) -> Value {
     })
 }
 
-/// A device, its state, and why or how far.
+/// A device, its state, and why or how far; of one that serves, what its recorded cases say of it.
 pub(super) fn replica(replica: &Replica) -> Value {
     let mut entry = json!({ "device": replica.device, "state": replica.state.name() });
     match &replica.state {
@@ -97,7 +98,12 @@ pub(super) fn replica(replica: &Replica) -> Value {
         ExecutorState::Restarting { reason }
         | ExecutorState::Failed { reason }
         | ExecutorState::Quarantined { reason } => entry["reason"] = json!(reason),
-        ExecutorState::Ready => {}
+        ExecutorState::Ready => {
+            entry["verification"] = json!(replica.standing.name());
+            if let Standing::Drifted { reason } = &replica.standing {
+                entry["reason"] = json!(reason);
+            }
+        }
     }
     entry
 }

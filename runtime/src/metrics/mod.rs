@@ -9,6 +9,7 @@
 //! sent is never a label, nor is anything else of a request.
 
 mod devices;
+mod drift;
 mod prefix_cache;
 mod process;
 mod reporter;
@@ -24,6 +25,7 @@ use prometheus::{
 use self::prefix_cache::PrefixCaches;
 use crate::model::Tally;
 
+pub use drift::DriftMetrics;
 pub use prefix_cache::PrefixCacheMetrics;
 pub use process::peak_resident_bytes;
 pub use reporter::{Reporter, Scrape};
@@ -60,6 +62,7 @@ pub struct Metrics {
     pub inflight: IntGauge,
     phases: [Histogram; Phase::ALL.len()],
     devices: devices::Devices,
+    drifts: drift::Drifts,
     process: process::Process,
 }
 
@@ -135,6 +138,7 @@ pub struct ExecutorMetrics {
     pub prefix_cache: PrefixCacheMetrics,
     /// `synod_cancelled_total`: work, waiting or running, that was dropped because its client had gone.
     pub cancelled: IntCounter,
+    pub drift: DriftMetrics,
 }
 
 impl ExecutorMetrics {
@@ -228,6 +232,7 @@ impl Metrics {
             ),
             phases: Phase::ALL.map(|phase| phase_seconds.with_label_values(&[phase.name()])),
             devices: devices::Devices::register(&registry),
+            drifts: drift::Drifts::register(&registry),
             process: process::Process::register(&registry),
             registry,
         }
@@ -270,7 +275,13 @@ impl Metrics {
             cached_tokens: self.tokens.with_label_values(&[member, device, "cached"]),
             prefix_cache: self.prefix_caches.of(&place),
             cancelled: self.cancelled.with_label_values(&place),
+            drift: self.drifts.of(member, device),
         }
+    }
+
+    /// Removes what is said of the drift of an executor that is gone.
+    pub fn forget_drift(&self, member: &str, device: &str) {
+        self.drifts.forget(member, device);
     }
 
     /// Counts a restart of the executor of `member` on `device`.
@@ -325,6 +336,8 @@ fn register<C: Collector + Clone + 'static>(registry: &Registry, family: prometh
 
 #[cfg(test)]
 mod tests {
+    use synod_config::Gates;
+
     use super::*;
     use crate::supervisor::Cards;
 
@@ -340,6 +353,10 @@ mod tests {
         let work = Tally { tokens_computed: 7, tokens_cached: 6, prefix_hits: 5, prefix_misses: 4, ..Tally::default() };
         let work = Tally { prefix_evictions: 3, prefix_cache_bytes: 2, ..work };
         metrics.executor("m", "cpu:0").batch_done(&Tally::default(), &work);
+        let drift = metrics.executor("m", "cpu:0").drift;
+        drift.begin(&["golden".to_owned()], Gates { logit: 1e-4, answer: 2e-5 });
+        drift.case(0, "golden", Some(0.25), Some(0.5), true);
+        drift.judged(true);
         metrics.restarted("m", "cpu:0", "panic");
         metrics.executor_states(&BTreeMap::from([(("m", "cpu:0"), "ready")]), &["loading", "ready"]);
         metrics.devices.show((Some(2), Some(1)), &Cards::Unknown);
@@ -368,6 +385,12 @@ mod tests {
             r#"synod_executor_state{device="cpu:0",member="m",state="loading"} 0"#,
             r#"synod_executor_restarts_total{device="cpu:0",member="m",reason="panic"} 1"#,
             r#"synod_device_memory_bytes{device="host",kind="total",member=""} 2"#,
+            r#"synod_drift_logit_max{case="golden",device="cpu:0",member="m"} 0.25"#,
+            r#"synod_drift_answer_max{case="golden",device="cpu:0",member="m"} 0.5"#,
+            r#"synod_drift_gate{device="cpu:0",kind="logit",member="m"} 0.0001"#,
+            r#"synod_drift_gate{device="cpu:0",kind="answer",member="m"} 0.00002"#,
+            r#"synod_drift_ok{device="cpu:0",member="m"} 1"#,
+            r#"synod_verified{device="cpu:0",member="m"} 1"#,
             "synod_build_info{version=",
             "process_open_fds ",
             "process_resident_memory_bytes ",
@@ -375,5 +398,30 @@ mod tests {
         ] {
             assert!(text.contains(line), "no line {line:?} in\n{text}");
         }
+    }
+
+    /// Cases come and go with deployments, and a folder may hold more than a scrape should.
+    #[test]
+    fn cases_that_are_not_replayed_any_more_are_gone_and_not_every_case_is_named() {
+        let metrics = Metrics::new();
+        let drift = metrics.executor("m", "cpu:0").drift;
+        let other = metrics.executor("m", "cpu:1").drift;
+        let gates = Gates { logit: 1e-4, answer: 2e-5 };
+        let replay = |drift: &DriftMetrics, cases: &[String]| {
+            drift.begin(cases, gates);
+            for (number, case) in cases.iter().enumerate() {
+                drift.case(number, case, None, None, false);
+            }
+        };
+        let shown = |name: &str| metrics.encode().unwrap().lines().filter(|line| line.starts_with(name)).count();
+        let many: Vec<String> = (0..1000).map(|number| format!("case-{number}")).collect();
+        replay(&drift, &many);
+        assert_eq!((shown("synod_drift_logit_max{"), shown("synod_drift_answer_max{")), (100, 100));
+        assert!(metrics.encode().unwrap().contains(r#"answer_max{case="case-7",device="cpu:0",member="m"} inf"#));
+        replay(&other, &many[..1]);
+        replay(&drift, &many[..2]);
+        assert_eq!(shown("synod_drift_logit_max{"), 3);
+        metrics.forget_drift("m", "cpu:0");
+        assert_eq!((shown("synod_drift_logit_max{"), shown("synod_verified{")), (1, 1));
     }
 }

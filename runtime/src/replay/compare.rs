@@ -1,24 +1,21 @@
 //! What a member does, held to a case.
 
-use actix_web::ResponseError as _;
 use serde_json::Value;
-use synod_config::Gates;
+use synod_config::{Gates, Profile};
 use synod_kernels::Device;
 
 use super::calls::Call;
 use super::case::{Answered, Case, Outcome};
 use super::difference::{Difference, Distances, check_equal, compare_json};
 use super::record::{PartRecord, QuestionRecord, TreeRecord};
-use crate::admission::Refused;
 use crate::family::vela::finish::Unanswered;
 use crate::family::vela::state::Role;
 use crate::family::vela::{Laid, Vela};
-use crate::family::{Logits, Tree};
-use crate::http::Problem;
+use crate::family::{Logits, Plan, Tree};
 use crate::model::{Forward, HeadInputs, Model, ModelError};
-use crate::wire::json;
+use crate::wire::json::{self, JsonError};
 use crate::wire::request::{Limits, Request, Strictness};
-use crate::wire::response::write_decision;
+use crate::wire::response::{Refusal, write_decision, write_details};
 
 /// Logits of heads on recorded inputs: F32 in every profile (bundle.md, "Numeric gates").
 pub const HEAD_GATE: f64 = 1e-4;
@@ -61,12 +58,12 @@ impl CaseReport {
         Self { case: case.to_owned(), difference: Some(difference), ..Self::default() }
     }
 
-    fn fail(&mut self, difference: Difference) {
+    pub(super) fn fail(&mut self, difference: Difference) {
         self.difference.get_or_insert(difference);
     }
 
     /// The largest of some distances; remembers the first one beyond its gate.
-    fn largest(&mut self, distances: Distances) -> f64 {
+    pub(super) fn largest(&mut self, distances: Distances) -> f64 {
         if let Some(difference) = distances.beyond {
             self.fail(difference);
         }
@@ -74,20 +71,100 @@ impl CaseReport {
     }
 }
 
+/// A request of a case that is not answered. How a server would put that is for whoever has its table.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Unanswerable {
+    Json(JsonError),
+    Refused(Refusal),
+}
+
+impl From<JsonError> for Unanswerable {
+    fn from(error: JsonError) -> Self {
+        Unanswerable::Json(error)
+    }
+}
+
+impl From<Refusal> for Unanswerable {
+    fn from(refusal: Refusal) -> Self {
+        Unanswerable::Refused(refusal)
+    }
+}
+
+impl Unanswerable {
+    /// The difference of a request that should have been answered.
+    pub(super) fn difference(&self, at: &str) -> Difference {
+        let reason = match self {
+            Unanswerable::Json(error) => error.to_string(),
+            Unanswerable::Refused(Refusal::Invalid(details)) => write_details(details),
+            Unanswerable::Refused(Refusal::TooLong { message }) => message.clone(),
+            Unanswerable::Refused(Refusal::InvalidModelOutput { question }) => {
+                format!("a logit of {question} is not finite")
+            }
+        };
+        Difference::new(at, "an answer", format!("a refusal: {reason}"))
+    }
+}
+
+/// A status, and the JSON of a body.
+pub type Written = (u16, String);
+
+/// The request of an answered case, laid out as recorded: what is left is to compute the plan, and to
+/// [`judge`](Case::judge) the logits.
+pub struct Prepared {
+    pub plan: Plan,
+    pending: Unanswered,
+}
+
 impl Case {
     /// Replays the case through a member: the token plan, the logits of `forward`, and the response, from the
     /// recorded logits and from those. `model_name` is what the member's package calls itself. `gates` are those of
-    /// the member's profile, or tighter; their scale is that of FP32.
+    /// the member's profile, or tighter. `write` is how the server writes a refusal.
     ///
     /// Head inputs are for [`Case::compare_heads`].
-    pub fn compare(&self, model_name: &str, vela: &Vela, forward: &mut dyn Forward, gates: Gates) -> CaseReport {
+    pub fn compare(
+        &self,
+        model_name: &str,
+        vela: &Vela,
+        forward: &mut dyn Forward,
+        gates: Gates,
+        write: impl Fn(Unanswerable) -> Written,
+    ) -> CaseReport {
         let mut report = CaseReport { case: self.name.clone(), ..CaseReport::default() };
-        let compared = self.check_member(model_name).and_then(|()| match &self.outcome {
-            Outcome::Refused { status, body } => self.check_refusal(vela, *status, body).map(|()| {
-                report.refused = Some(*status);
+        let compared = match &self.outcome {
+            Outcome::Refused { status, body } => {
+                self.check_refusal(model_name, vela, *status, body, write).map(|()| report.refused = Some(*status))
+            }
+            Outcome::Answered(answered) => self.prepare_answered(answered, model_name, vela).and_then(|prepared| {
+                report.plan = true;
+                self.compare_recorded(answered, &prepared, gates, &mut report)?;
+                let trees: Vec<&Tree> = prepared.plan.trees.iter().collect();
+                let logits = forward.forward(&trees, &|| true).map_err(|error| failed("logits", &error))?;
+                self.compare_own(answered, &prepared, &logits, gates, &mut report)
             }),
-            Outcome::Answered(answered) => self.compare_answered(answered, vela, forward, gates, &mut report),
-        });
+        };
+        if let Err(difference) = compared {
+            report.fail(difference);
+        }
+        report
+    }
+
+    /// Lays the request out, and holds every token of that to the recording. None if it was refused: there is nothing
+    /// to compute.
+    ///
+    /// # Errors
+    /// The first difference.
+    pub fn prepare(&self, model_name: &str, vela: &Vela) -> Result<Option<Prepared>, Difference> {
+        self.answered().map(|answered| self.prepare_answered(answered, model_name, vela)).transpose()
+    }
+
+    /// The response finished from the recorded logits, then the logits `[tree][block]` of one's own and the response
+    /// from those, held to the recording. `prepared` is this case's.
+    pub fn judge(&self, prepared: &Prepared, logits: &[Vec<Logits>], gates: Gates) -> CaseReport {
+        let mut report = CaseReport { case: self.name.clone(), plan: true, ..CaseReport::default() };
+        let Some(answered) = self.answered() else { return report };
+        let compared = self
+            .compare_recorded(answered, prepared, gates, &mut report)
+            .and_then(|()| self.compare_own(answered, prepared, logits, gates, &mut report));
         if let Err(difference) = compared {
             report.fail(difference);
         }
@@ -111,26 +188,24 @@ impl Case {
         Err(Difference::new("member", format!("a case of {model_name}"), format!("one of {}", self.member)))
     }
 
-    /// The request as a server reads it and a member lays it out.
-    fn lay_out(&self, vela: &Vela) -> Result<Laid, Refused> {
-        let lay_out = |request: &Request| vela.lay_out(&request.state, &request.questions, Strictness::AllOrNothing);
-        let body = json::parse(self.request_text.as_bytes())?;
-        let request = Request::read(body, &Limits::default())
-            .map_err(|problem| Refused::Invalid(problem.into_details(|request| lay_out(request).err())))?;
-        Ok(lay_out(&request)?)
-    }
-
-    fn check_refusal(&self, vela: &Vela, status: u16, body: &Value) -> Result<(), Difference> {
+    fn check_refusal(
+        &self,
+        model_name: &str,
+        vela: &Vela,
+        status: u16,
+        body: &Value,
+        write: impl Fn(Unanswerable) -> Written,
+    ) -> Result<(), Difference> {
+        self.check_member(model_name)?;
         self.check_parts(vela)?;
-        let Err(refused) = self.lay_out(vela) else {
+        let Err(refused) = lay_out(vela, &self.request_text, Strictness::AllOrNothing) else {
             return Err(Difference::new("error", format!("a refusal with status {status}"), "an answer"));
         };
-        let problem = Problem::from(refused);
-        let found = problem.status_code().as_u16();
+        let (found, text) = write(refused);
         if found != status {
-            return Err(Difference::new("error.status", status, format!("{found}: {}", problem.body())));
+            return Err(Difference::new("error.status", status, format!("{found}: {text}")));
         }
-        equal_json("error", body, &problem.body())
+        equal_json("error", body, &text)
     }
 
     /// Every part of the state, if parts were recorded: text, fields, token ids and words.
@@ -139,41 +214,79 @@ impl Case {
         let request = json::parse(self.request_text.as_bytes());
         let state = request.as_ref().ok().and_then(|request| request.as_object()?.get("state"));
         let state = state.ok_or_else(|| Difference::new("parts", "none of a request without a state", "some"))?;
-        let parts = vela.read_parts(state).map_err(|refusal| refused("parts", refusal.into()))?;
+        let parts = vela.read_parts(state).map_err(|refusal| Unanswerable::from(refusal).difference("parts"))?;
         let found: Vec<PartRecord> = parts.iter().map(|(part, tokens)| PartRecord::of(part, tokens)).collect();
         check_equal("parts", recorded, &found)
     }
 
-    fn compare_answered(
-        &self,
-        answered: &Answered,
-        vela: &Vela,
-        forward: &mut dyn Forward,
-        gates: Gates,
-        report: &mut CaseReport,
-    ) -> Result<(), Difference> {
+    fn prepare_answered(&self, answered: &Answered, model_name: &str, vela: &Vela) -> Result<Prepared, Difference> {
+        self.check_member(model_name)?;
         self.check_parts(vela)?;
-        let laid = self.lay_out(vela).map_err(|problem| refused("response", problem))?;
+        let laid = lay_out(vela, &self.request_text, Strictness::AllOrNothing)
+            .map_err(|refused| refused.difference("response"))?;
         answered.check_laid(&laid)?;
         let (plan, pending) = vela.plan(laid);
         if plan != answered.plan {
             return Err(Difference::new("trees", "the recorded blocks to be what is read", "others"));
         }
-        report.plan = true;
-        let response = |at: &str, logits: &[Vec<Logits>], gate| {
-            answered.compare_response(at, &self.member, &pending, logits, gate)
-        };
-        report.recorded =
-            Some(report.largest(response("response", &answered.logits, gates.answer.min(RECORDED_GATE))?));
+        Ok(Prepared { plan, pending })
+    }
 
-        let trees: Vec<&Tree> = plan.trees.iter().collect();
-        let logits = forward.forward(&trees, &|| true).map_err(|error| failed("logits", &error))?;
-        report.logits = Some(report.largest(answered.compare_logits(&logits, gates.logit)?));
-        if answered.margin.is_none_or(|margin| margin >= DECIDED_MARGIN) {
-            report.own = Some(report.largest(response("own_response", &logits, gates.answer)?));
+    fn compare_recorded(
+        &self,
+        answered: &Answered,
+        prepared: &Prepared,
+        gates: Gates,
+        report: &mut CaseReport,
+    ) -> Result<(), Difference> {
+        let gate = gates.answer.min(RECORDED_GATE);
+        let recorded = self.compare_response("response", answered, prepared, &answered.logits, gate)?;
+        report.recorded = Some(report.largest(recorded));
+        Ok(())
+    }
+
+    fn compare_own(
+        &self,
+        answered: &Answered,
+        prepared: &Prepared,
+        logits: &[Vec<Logits>],
+        gates: Gates,
+        report: &mut CaseReport,
+    ) -> Result<(), Difference> {
+        report.logits = Some(report.largest(answered.compare_logits(logits, gates.logit)?));
+        if answered.margin.is_none_or(|margin| margin >= decided_margin(gates)) {
+            let own = self.compare_response("own_response", answered, prepared, logits, gates.answer)?;
+            report.own = Some(report.largest(own));
         }
         Ok(())
     }
+
+    /// The distances of the response that `logits` give from the recorded one.
+    fn compare_response(
+        &self,
+        at: &str,
+        answered: &Answered,
+        prepared: &Prepared,
+        logits: &[Vec<Logits>],
+        gate: f64,
+    ) -> Result<Distances, Difference> {
+        let decision = prepared.pending.decide(logits).map_err(|refusal| Unanswerable::from(refusal).difference(at))?;
+        compare_answers(at, &answered.response, &write_decision(&self.member, &decision), gate)
+    }
+}
+
+/// A request as a server reads it and a member lays it out.
+pub(super) fn lay_out(vela: &Vela, request_text: &str, strictness: Strictness) -> Result<Laid, Unanswerable> {
+    let lay_out = |request: &Request| vela.lay_out(&request.state, &request.questions, strictness);
+    let body = json::parse(request_text.as_bytes())?;
+    let request = Request::read(body, &Limits::default())
+        .map_err(|problem| Refusal::Invalid(problem.into_details(|request| lay_out(request).err())))?;
+    Ok(lay_out(&request)?)
+}
+
+/// The margin above which no decision may differ: within the gate for answers, rounding may flip those below.
+pub fn decided_margin(gates: Gates) -> f64 {
+    gates.answer.max(DECIDED_MARGIN)
 }
 
 impl Answered {
@@ -191,19 +304,6 @@ impl Answered {
             found.truncation.take_if(|_| recorded.truncation.is_none());
         }
         check_equal("trees", &self.trees, &found)
-    }
-
-    /// The distances of the response that `logits` give from the recorded one.
-    fn compare_response(
-        &self,
-        at: &str,
-        model_name: &str,
-        pending: &Unanswered,
-        logits: &[Vec<Logits>],
-        gate: f64,
-    ) -> Result<Distances, Difference> {
-        let decision = pending.decide(logits).map_err(|refusal| refused(at, refusal.into()))?;
-        compare_text(at, &self.response, &write_decision(model_name, &decision), gate)
     }
 
     /// The distances of a plan's logits from the recorded ones, relative to `max(1, |recorded|)`.
@@ -294,16 +394,29 @@ fn failed(at: &str, error: &ModelError) -> Difference {
     Difference::new(at, "logits", format!("an error: {error}"))
 }
 
-/// The difference of a request that was refused and should not have been.
-fn refused(at: &str, refused: Refused) -> Difference {
-    let problem = Problem::from(refused);
-    Difference::new(at, "an answer", format!("a refusal with status {}: {}", problem.status_code(), problem.body()))
-}
-
 /// Compares a recorded value with JSON text.
 fn compare_text(at: &str, recorded: &Value, found: &str, gate: f64) -> Result<Distances, Difference> {
     let found: Value = serde_json::from_str(found).map_err(|error| Difference::new(at, "JSON", error))?;
     compare_json(at, recorded, &found, gate)
+}
+
+/// As [`compare_text`], of responses. Where the gate is BF16's, `score` and `confidence` of an answer are not compared:
+/// they add up and cancel what the probabilities show (vela.md, section 10).
+pub(super) fn compare_answers(at: &str, recorded: &Value, found: &str, gate: f64) -> Result<Distances, Difference> {
+    if gate <= Profile::Fp32.gates().answer {
+        return compare_text(at, recorded, found, gate);
+    }
+    let mut found: Value = serde_json::from_str(found).map_err(|error| Difference::new(at, "JSON", error))?;
+    let mut recorded = recorded.clone();
+    [&mut recorded, &mut found].into_iter().for_each(remove_sums);
+    compare_json(at, &recorded, &found, gate)
+}
+
+fn remove_sums(response: &mut Value) {
+    let answers = response.get_mut("answers").and_then(Value::as_object_mut);
+    for answer in answers.into_iter().flat_map(|answers| answers.values_mut()).filter_map(Value::as_object_mut) {
+        answer.retain(|key, _| key != "score" && key != "confidence");
+    }
 }
 
 /// As [`compare_text`], floats included.

@@ -11,7 +11,7 @@ use super::backoff::{Backoff, Policy, Verdict};
 use super::reload::{Reload, ReloadError, Reloaded, Room};
 use super::roster::{ExecutorState, Listing, Member, Replica, Roster};
 use super::{Demand, Seat};
-use crate::executor::{Batching, Build, Event, Executor, Face, Factory, Handle, LoadProgress, Queue, Report};
+use crate::executor::{Batching, Build, Event, Executor, Face, Factory, Handle, LoadProgress, Queue, Report, Standing};
 use crate::metrics::Metrics;
 
 /// How often lost executors are looked for.
@@ -51,6 +51,8 @@ struct Placed {
     role: Role,
     state: ExecutorState,
     face: Option<Arc<Face>>,
+    /// What its last replay said.
+    standing: Standing,
     /// Whether requests wait for it, because a reload has stopped what served before.
     is_awaited: bool,
     loading_since: Instant,
@@ -181,6 +183,7 @@ impl Supervisor {
             role,
             state: ExecutorState::Loading(Arc::default()),
             face: None,
+            standing: Standing::Unverified,
             is_awaited: role == Role::Held,
             loading_since: Instant::now(),
             ready_since: None,
@@ -289,6 +292,14 @@ impl Supervisor {
         ctx.notify_later(Rebuild { placement: number, builds: placed.builds }, pause);
     }
 
+    /// Removes an executor that has ended, and what is said of its drift, unless another one has its place already.
+    fn remove(&mut self, number: usize) {
+        let Some(Placed { member, device, .. }) = self.placed.remove(&number) else { return };
+        if !self.placed.values().any(|placed| placed.member == member && placed.device == device) {
+            self.metrics.forget_drift(&member, &device);
+        }
+    }
+
     /// Replaces executors whose thread is gone: messages to them are dropped in silence.
     fn look_for_lost(&mut self, ctx: &mut Context<Self>) {
         let lost: Vec<usize> =
@@ -298,7 +309,7 @@ impl Supervisor {
             tracing::error!(member = placed.member, device = placed.device, "the executor's thread ended");
             placed.queue.close();
             if placed.role == Role::Retiring {
-                self.placed.remove(&number);
+                self.remove(number);
                 continue;
             }
             let Placed { device, factory, queue, batching, .. } = &*placed;
@@ -317,8 +328,14 @@ impl Placed {
     /// Its entry in the roster.
     fn replica(&self) -> Option<Replica> {
         let handle = self.handle.clone()?;
-        let need = self.demand.as_ref().map(|demand| demand.need);
-        Some(Replica { device: self.device.clone(), state: self.state.clone(), face: self.face.clone(), need, handle })
+        Some(Replica {
+            device: self.device.clone(),
+            state: self.state.clone(),
+            standing: self.standing.clone(),
+            face: self.face.clone(),
+            need: self.demand.as_ref().map(|demand| demand.need),
+            handle,
+        })
     }
 }
 
@@ -361,12 +378,23 @@ impl Handler<Report> for Supervisor {
         let Some(placed) = self.placed.get_mut(&placement) else { return };
         let (member, device) = (placed.member.as_str(), placed.device.as_str());
         match event {
-            Event::Ready(face) => {
-                tracing::info!(member, device, load_s = placed.loading_since.elapsed().as_secs_f64(), "ready");
+            Event::Ready { face, standing } => {
+                let load_s = placed.loading_since.elapsed().as_secs_f64();
+                tracing::info!(member, device, load_s, standing = standing.name(), "ready");
+                placed.standing = standing;
                 placed.ready_since = Some(Instant::now());
                 placed.face = Some(face);
                 placed.state = ExecutorState::Ready;
                 placed.is_awaited = false;
+            }
+            Event::Judged(standing) => {
+                tracing::info!(member, device, standing = standing.name(), "replayed");
+                placed.standing = standing;
+            }
+            Event::OutOfGate { reason } => {
+                self.metrics.restarted(member, device, "drift");
+                placed.ready_since = None;
+                self.quarantine(placement, reason, ctx);
             }
             Event::BuildFailed { reason } => {
                 tracing::error!(member, device, reason, "could not be loaded");
@@ -383,7 +411,7 @@ impl Handler<Report> for Supervisor {
             }
             Event::Retired => {
                 tracing::info!(member, device, "retired");
-                self.placed.remove(&placement);
+                self.remove(placement);
             }
         }
         self.settle();

@@ -3,15 +3,16 @@
 //! No test sleeps. A forward that finds [`HOLD`] says so and waits until the test lets it go, so that a test knows
 //! what is running and what is queued.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
+use synod_config::{Gates, OnDrift};
 use synod_kernels::KernelError;
 use tokio::sync::{mpsc, watch};
 
-use crate::executor::{Batching, Face, Factory, Loaded, Occupied};
+use crate::executor::{Batching, Cases, Drift, Face, Factory, Loaded, Occupied, OpenCase, Replay, Unopened};
 use crate::family::{Block, Family, Logits, Pending, Plan, Readout, Rendered, Tree};
 use crate::member::Progress;
 use crate::model::{Forward, ModelError, Tally};
@@ -42,6 +43,12 @@ pub(crate) struct Puppet {
     pub(crate) fatal_loads: AtomicUsize,
     /// The prefixes' first tokens of every call of the forward, in order.
     pub(crate) calls: Mutex<Vec<Vec<u32>>>,
+    /// How many of the calls may have used kept prefixes.
+    pub(crate) cached_calls: AtomicUsize,
+    /// Whether recorded cases are out of their gates.
+    pub(crate) is_off: AtomicBool,
+    /// Whether recorded cases cannot be read.
+    pub(crate) is_unreadable: AtomicBool,
     /// How many forwards have been dropped.
     drops: watch::Sender<usize>,
     entered: mpsc::UnboundedSender<()>,
@@ -64,6 +71,7 @@ pub(crate) struct Strings {
     /// Of the seats that are made next.
     pub(crate) fingerprint: String,
     pub(crate) window: Duration,
+    pub(crate) replay: Option<Replay>,
 }
 
 impl Strings {
@@ -75,11 +83,24 @@ impl Strings {
             loads: AtomicUsize::new(0),
             fatal_loads: AtomicUsize::new(0),
             calls: Mutex::default(),
+            cached_calls: AtomicUsize::new(0),
+            is_off: AtomicBool::new(false),
+            is_unreadable: AtomicBool::new(false),
             drops: watch::Sender::new(0),
             entered: entered_sender,
             release: release_receiver,
         });
-        Strings { puppet, entered, release, fingerprint: "first".into(), window: Duration::ZERO }
+        Strings { puppet, entered, release, fingerprint: "first".into(), window: Duration::ZERO, replay: None }
+    }
+
+    /// Has the seats that are made next replay a case of each of these tokens.
+    pub(crate) fn record(&mut self, tokens: &[u32], every: Duration, on_drift: OnDrift) {
+        let cases = PuppetCases {
+            puppet: Arc::clone(&self.puppet),
+            names: tokens.iter().map(|token| format!("case-{token}")).collect(),
+            plans: tokens.iter().map(|&token| plan(token, 5)).collect(),
+        };
+        self.replay = Some(Replay { cases: Arc::new(cases), every, on_drift });
     }
 
     /// Waits until a forward holds.
@@ -120,7 +141,7 @@ impl Strings {
             fingerprint: self.fingerprint.clone(),
             demand: None,
             batching: Batching { tokens: 100, window: self.window },
-            factory: factory(&self.puppet),
+            factory: factory(&self.puppet, self.replay.clone()),
         };
         Seat { listing, placements: devices.iter().map(place).collect() }
     }
@@ -141,7 +162,7 @@ fn settings_with_pause(pause: Duration) -> Settings {
     Settings { default_model: None, backoff }
 }
 
-fn factory(puppet: &Arc<Puppet>) -> Factory {
+fn factory(puppet: &Arc<Puppet>, replay: Option<Replay>) -> Factory {
     let puppet = Arc::clone(puppet);
     Arc::new(move |progress| {
         puppet.loads.fetch_add(1, Ordering::SeqCst);
@@ -162,8 +183,9 @@ fn factory(puppet: &Arc<Puppet>) -> Factory {
             digest: "sha256:00".into(),
         };
         Ok(Loaded {
-            forward: Box::new(PuppetForward { puppet: Arc::clone(&puppet), tally: Tally::default() }),
+            forward: Box::new(PuppetForward { puppet: Arc::clone(&puppet), tally: Tally::default(), is_cached: true }),
             face: Arc::new(face),
+            replay: replay.clone(),
         })
     })
 }
@@ -171,6 +193,7 @@ fn factory(puppet: &Arc<Puppet>) -> Factory {
 struct PuppetForward {
     puppet: Arc<Puppet>,
     tally: Tally,
+    is_cached: bool,
 }
 
 impl Drop for PuppetForward {
@@ -183,6 +206,7 @@ impl Forward for PuppetForward {
     fn forward(&mut self, trees: &[&Tree], keep_going: &dyn Fn() -> bool) -> Result<Vec<Vec<Logits>>, ModelError> {
         let firsts: Vec<u32> = trees.iter().map(|tree| tree.prefix[0]).collect();
         self.puppet.calls.lock().unwrap().push(firsts.clone());
+        self.puppet.cached_calls.fetch_add(usize::from(self.is_cached), Ordering::SeqCst);
         if firsts.contains(&HOLD) {
             self.puppet.hold();
         }
@@ -208,6 +232,52 @@ impl Forward for PuppetForward {
 
     fn tally(&self) -> Tally {
         self.tally
+    }
+
+    fn use_prefix_cache(&mut self, is_used: bool) {
+        self.is_cached = is_used;
+    }
+}
+
+/// One case a token. Its forward must give the token itself, unless the test has it off.
+struct PuppetCases {
+    puppet: Arc<Puppet>,
+    names: Vec<String>,
+    plans: Vec<Plan>,
+}
+
+struct PuppetCase<'a> {
+    puppet: &'a Puppet,
+    plan: &'a Plan,
+}
+
+impl Cases for PuppetCases {
+    fn names(&self) -> &[String] {
+        &self.names
+    }
+
+    fn gates(&self) -> Gates {
+        Gates { logit: 0.25, answer: 0.125 }
+    }
+
+    fn open(&self, number: usize) -> Result<Option<Box<dyn OpenCase + '_>>, Unopened> {
+        if self.puppet.is_unreadable.load(Ordering::SeqCst) {
+            return Err(Unopened::Unreadable("case.json: no such file".into()));
+        }
+        Ok(Some(Box::new(PuppetCase { puppet: &self.puppet, plan: &self.plans[number] })))
+    }
+}
+
+impl OpenCase for PuppetCase<'_> {
+    fn plan(&self) -> &Plan {
+        self.plan
+    }
+
+    fn judge(&self, logits: &[Vec<Logits>]) -> Drift {
+        assert_eq!(logits[0][0].values[0] as u32, self.plan.trees[0].prefix[0]);
+        let is_off = self.puppet.is_off.load(Ordering::SeqCst);
+        let difference = is_off.then(|| "logits.q, row 0: option 0: expected 1 within 2.5e-1, found 1.5".to_owned());
+        Drift { logit: Some(if is_off { 0.5 } else { 0.0625 }), answer: Some(0.0), difference }
     }
 }
 

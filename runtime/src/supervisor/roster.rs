@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::executor::{Face, Handle, LoadProgress};
+use crate::executor::{Face, Handle, LoadProgress, Standing};
 use crate::model::memory::MemoryNeed;
 
 /// The members of a deployment. A snapshot: the supervisor publishes another one when anything changes.
@@ -45,6 +45,8 @@ pub struct Replica {
     /// As the deployment names it: `cpu:0`.
     pub device: String,
     pub state: ExecutorState,
+    /// What its last replay of recorded cases said; of interest while it is ready.
+    pub standing: Standing,
     /// Known once it was loaded for the first time.
     pub face: Option<Arc<Face>>,
     /// The memory that is counted for it; absent if its package could not be looked at.

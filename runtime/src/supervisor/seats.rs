@@ -13,11 +13,12 @@ use synod_kernels::cpu::{CpuDevice, Isa};
 
 use super::Listing;
 use super::fit::{Demand, Shortage, Wanted, check_room};
-use crate::executor::{Batching, Face, Factory, LoadProgress, Loaded};
+use crate::executor::{Batching, Face, Factory, LoadProgress, Loaded, Replay};
 use crate::family::vela::Vela;
 use crate::member::{Anchor, Digest, MemberError, MemberFiles, Progress, Trust};
 use crate::model::Model;
 use crate::model::memory::Hardware;
+use crate::replay::Recordings;
 use crate::wire::request::Limits;
 
 type LoadError = Box<dyn Error + Send + Sync>;
@@ -198,6 +199,7 @@ struct Shared {
 struct Opened {
     package: MemberFiles,
     face: Arc<Face>,
+    replay: Option<Replay>,
 }
 
 impl Shared {
@@ -207,7 +209,7 @@ impl Shared {
         let (batch_tokens, cache_bytes) = (self.seating.batching.tokens, self.member.prefix_cache_bytes);
         let model = Model::load(device(cores)?, &opened.package, batch_tokens, cache_bytes, &followed)
             .inspect_err(|_| self.forget())?;
-        Ok(Loaded { forward: Box::new(model), face: Arc::clone(&opened.face) })
+        Ok(Loaded { forward: Box::new(model), face: Arc::clone(&opened.face), replay: opened.replay.clone() })
     }
 
     /// The package, opened if it is not yet; executors that come meanwhile wait for it.
@@ -217,13 +219,17 @@ impl Shared {
             return Ok(Arc::clone(opened));
         }
         let package = open(&self.member)?;
+        let vela = Vela::of_package(&package, self.member.noul_calibration, self.seating.limits)?;
+        let config::Member { replay: folder, gates, drift_every: every, on_drift, .. } = &self.member;
+        let cases = Recordings::find(folder.as_deref(), package.model_name(), &vela, *gates)?;
+        let replay = cases.map(|cases| Replay { cases: Arc::new(cases), every: *every, on_drift: *on_drift });
         let face = Face {
-            family: Arc::new(Vela::of_package(&package, self.member.noul_calibration, self.seating.limits)?),
+            family: Arc::new(vela),
             family_name: "vela",
             model_name: package.model_name().to_owned(),
             digest: format!("sha256:{}", package.digest()),
         };
-        let opened = Arc::new(Opened { package, face: Arc::new(face) });
+        let opened = Arc::new(Opened { package, face: Arc::new(face), replay });
         *slot = Some(Arc::clone(&opened));
         Ok(opened)
     }

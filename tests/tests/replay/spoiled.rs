@@ -474,7 +474,7 @@ pub(crate) const SPOILED: &[Spoiled] = &[
                 insert(case, "", key, golden[key].clone());
             }
         },
-        "response: expected an answer, found a refusal with status 422",
+        "response: expected an answer, found a refusal: {",
     ),
     // Head inputs.
     json(

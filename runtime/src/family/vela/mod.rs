@@ -31,8 +31,8 @@ use crate::wire::response::{Detail, Loc, MAX_ECHO_CHARS, Refusal};
 
 /// A Vela member's reading and answering: its tokenizer, calibration and limits.
 pub struct Vela {
-    tokenizer: Tokenizer,
-    layouter: Layouter,
+    tokenizer: Arc<Tokenizer>,
+    layouter: Arc<Layouter>,
     calibration: Arc<Calibration>,
     has_broad: bool,
     noul_calibration: bool,
@@ -121,7 +121,22 @@ impl Vela {
         let tokenizer = Tokenizer::from_bytes(files.tokenizer)?;
         tokenizer.check_vocabulary(files.vocab_size)?;
         let layouter = Layouter::new(&tokenizer, layout)?;
+        let (tokenizer, layouter) = (Arc::new(tokenizer), Arc::new(layouter));
         Ok(Vela { tokenizer, layouter, calibration: Arc::new(calibration), has_broad, noul_calibration, limits })
+    }
+
+    /// The member as released: without what a deployment changes of its answers or allows of a question. Recorded
+    /// cases are of it. The tokenizer is shared.
+    #[must_use]
+    pub fn as_released(&self) -> Vela {
+        Vela {
+            tokenizer: Arc::clone(&self.tokenizer),
+            layouter: Arc::clone(&self.layouter),
+            calibration: Arc::clone(&self.calibration),
+            has_broad: self.has_broad,
+            noul_calibration: false,
+            limits: Limits::default(),
+        }
     }
 
     /// Reads a package's files. `noul_calibration` enables that calibration, which the package can do, too.

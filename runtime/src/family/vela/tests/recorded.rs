@@ -5,6 +5,7 @@ use synod_config::Profile;
 
 use super::*;
 use crate::family::Tree;
+use crate::http::written;
 use crate::model::{Forward, ModelError, Tally};
 use crate::replay::RECORDED_GATE;
 
@@ -27,7 +28,7 @@ fn every_case_is_read_planned_and_answered_as_recorded() {
     for case in cases() {
         let model_name = case.recorded["member"].as_str().unwrap();
         let mut recording = Recording(case.replay.logits().unwrap_or_default().to_vec());
-        let report = case.replay.compare(model_name, &case.vela, &mut recording, Profile::Fp32.gates());
+        let report = case.replay.compare(model_name, &case.vela, &mut recording, Profile::Fp32.gates(), written);
         assert_eq!(report.difference, None, "{}", case.name);
         if report.refused.is_some() {
             refused += 1;
@@ -53,7 +54,7 @@ fn what_a_model_computes_wrongly_is_told_by_its_place() {
         let mut logits = case.logits();
         spoil(&mut logits);
         let gates = Profile::Fp32.gates();
-        let report = case.replay.compare("fixtures/tiny-08b", &case.vela, &mut Recording(logits), gates);
+        let report = case.replay.compare("fixtures/tiny-08b", &case.vela, &mut Recording(logits), gates, written);
         report.difference.map_or_else(String::new, |difference| difference.to_string())
     };
     let spoiled: [(Spoil, &str); 9] = [
