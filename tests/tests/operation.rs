@@ -70,6 +70,11 @@ fn the_state_of_everything_is_on_the_admin_address_alone() {
     assert_eq!(devices, ["cpu:0", "cpu:1"]);
     assert!(executors.iter().all(|executor| executor["state"] == "ready" && executor["load_tokens"] == 0));
     assert!(executors.iter().any(|executor| executor["tokens_per_second"].as_f64().is_some_and(|rate| rate > 0.0)));
+    let caches = executors.iter().map(|executor| &executor["prefix_cache"]);
+    let misses: u64 = caches.clone().filter_map(|cache| cache["misses"].as_u64()).sum();
+    assert!(misses == 1 && caches.clone().all(|cache| cache["bound_bytes"] == 256 << 20), "{state}");
+    assert!(executors.iter().all(|executor| executor["queue"] == json!({"requests": 0, "tokens": 0})));
+    assert!(executors.iter().all(|executor| executor["verification"] == "unverified"), "{state}");
     assert!(executors.iter().all(|executor| executor["memory_bytes"].as_u64().is_some_and(|bytes| bytes > 1 << 20)));
 }
 

@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 
 use super::status::{replica, respond};
 use super::{Problem, Service};
+use crate::metrics::{ExecutorMetrics, Metrics};
 use crate::model::memory::MemoryNeed;
 use crate::supervisor::{Card, Cards, Member, Reloaded, Replica};
 
@@ -43,7 +44,7 @@ pub(super) async fn state(service: web::Data<Service>) -> HttpResponse {
         "inflight": { "requests": gate.requests(), "tokens": gate.tokens() },
         "held_bytes": service.terms.borrow().bodies.held_bytes(),
         "cards": cards_state(&service.cards.borrow()),
-        "members": roster.members.iter().map(member_state).collect::<Vec<_>>(),
+        "members": roster.members.iter().map(|member| member_state(member, &service.metrics)).collect::<Vec<_>>(),
     });
     respond(StatusCode::OK, &state)
 }
@@ -72,19 +73,29 @@ fn card_state(card: &Card) -> Value {
     })
 }
 
-fn member_state(member: &Member) -> Value {
+fn member_state(member: &Member, metrics: &Metrics) -> Value {
+    let name = &member.listing.name;
     json!({
-        "name": member.listing.name,
+        "name": name,
         "ready": member.is_ready(),
         "backlog_ms": member.backlog().map(|time| time.as_millis() as u64),
-        "executors": member.replicas.iter().map(executor_state).collect::<Vec<_>>(),
+        "executors": member.replicas.iter().map(|it| executor_state(it, &metrics.executor(name, &it.device))).collect::<Vec<_>>(),
     })
 }
 
-fn executor_state(executor: &Replica) -> Value {
+fn executor_state(executor: &Replica, counted: &ExecutorMetrics) -> Value {
     let mut state = replica(executor);
     state["digest"] = json!(executor.face.as_ref().map(|face| &face.digest));
     state["memory_bytes"] = json!(executor.need.as_ref().map(MemoryNeed::total));
+    state["queue"] = json!({ "requests": counted.queue_requests.get(), "tokens": counted.queue_tokens.get() });
+    let cache = &counted.prefix_cache;
+    state["prefix_cache"] = json!({
+        "bytes": cache.bytes.get(),
+        "bound_bytes": executor.need.map(|need| need.prefix_cache),
+        "hits": cache.hits.get(),
+        "misses": cache.misses.get(),
+        "evictions": cache.evictions.get(),
+    });
     state["load_tokens"] = json!(executor.handle.load_tokens());
     state["tokens_per_second"] = json!(executor.handle.tokens_per_second());
     state

@@ -16,10 +16,10 @@ pub(super) struct PrefixCaches {
 /// One executor's cache.
 #[derive(Clone)]
 pub struct PrefixCacheMetrics {
-    hits: IntCounter,
-    misses: IntCounter,
-    evictions: IntCounter,
-    bytes: IntGauge,
+    pub hits: IntCounter,
+    pub misses: IntCounter,
+    pub evictions: IntCounter,
+    pub bytes: IntGauge,
 }
 
 impl PrefixCaches {
