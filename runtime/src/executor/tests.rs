@@ -171,6 +171,23 @@ async fn a_panic_gives_back_its_batch_and_its_queue() {
     fixture.assert_nothing_is_counted();
 }
 
+/// What a forward has kept goes with it, and the metrics say so.
+#[actix::test]
+async fn a_panic_drops_what_was_kept() {
+    let mut fixture = Fixture::start().await;
+    let kept = |fixture: &Fixture| {
+        let text = fixture.metrics.encode().unwrap();
+        text.contains("synod_prefix_cache_bytes{device=\"cpu:0\",member=\"m\"} 5\n")
+    };
+    assert_eq!(logit(fixture.submit(PLAIN, 5)).await, Ok(PLAIN as f32));
+    assert!(kept(&fixture));
+    assert_eq!(logit(fixture.submit(PANIC, 5)).await, Err(SUSPECT));
+    fixture.ready_after(2).await;
+    assert!(!kept(&fixture));
+    assert_eq!(logit(fixture.submit(PLAIN, 5)).await, Ok(PLAIN as f32));
+    assert!(kept(&fixture), "the new one's only");
+}
+
 #[actix::test]
 async fn errors_in_a_row_build_the_executor_again() {
     let mut fixture = Fixture::start().await;

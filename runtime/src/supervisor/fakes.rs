@@ -227,6 +227,7 @@ impl Forward for PuppetForward {
             return Ok(Vec::new());
         }
         self.tally.tokens_computed += trees.iter().map(|tree| tree.tokens() as u64).sum::<u64>();
+        self.tally.prefix_cache_bytes = self.tally.tokens_computed;
         Ok(trees.iter().map(|tree| vec![Logits { values: vec![tree.prefix[0] as f32], columns: 1 }]).collect())
     }
 
