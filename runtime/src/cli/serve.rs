@@ -130,8 +130,8 @@ async fn serve(deployment: Deployment, asked: Server, file: Option<PathBuf>) -> 
     let mut stop = Stop::listen()?;
     let hangup = signal(SignalKind::hangup()).context("signals cannot be listened to")?;
     let metrics = Arc::new(Metrics::new());
-    let cards = Sensors::start().context("no thread for NVML")?;
     let seats = supervisor::seats(&deployment.members, seating(&deployment))?;
+    let cards = Sensors::start().context("no thread for NVML")?;
     if let Some(host_bytes) = supervisor::available_host_bytes() {
         supervisor::check_host(&seats, host_bytes)?;
     }

@@ -193,7 +193,12 @@ impl Executor {
         let built = catch_unwind(AssertUnwindSafe(|| (self.factory)(&build.progress)));
         let built = built.map_err(|_| failed("the loader panicked".into()))?;
         let Loaded { mut forward, face, replay } = built.map_err(|error| failed(error.to_string()))?;
-        let first = replay.as_ref().map_or(Ok(Standing::Unverified), |replay| self.first_round(&mut *forward, replay));
+        let first = if let Some(replay) = &replay {
+            self.first_round(&mut *forward, replay)
+        } else {
+            self.queue.metrics().drift.unverified();
+            Ok(Standing::Unverified)
+        };
         let standing = match first {
             Ok(standing) => standing,
             Err(event) => {

@@ -81,13 +81,18 @@ impl Drifts {
 
     /// Removes all that is said of an executor.
     pub(super) fn forget(&self, member: &str, device: &str) {
-        self.show(&[member.to_owned(), device.to_owned()], BTreeSet::new());
+        self.forget_replays(&[member.to_owned(), device.to_owned()]);
+        let _ = self.verified.remove_label_values(&[member, device]);
+    }
+
+    fn forget_replays(&self, place: &Place) {
+        self.show(place, BTreeSet::new());
+        let [member, device] = place;
         // Errors say that there was none.
         for kind in ["logit", "answer"] {
-            let _ = self.gate.remove_label_values(&[member, device, kind]);
+            let _ = self.gate.remove_label_values(&[member.as_str(), device, kind]);
         }
         let _ = self.ok.remove_label_values(&[member, device]);
-        let _ = self.verified.remove_label_values(&[member, device]);
     }
 
     /// Keeps the distances of `cases` of an executor, and no others.
@@ -116,6 +121,12 @@ impl DriftMetrics {
 
     fn labels(&self) -> [&str; 2] {
         [self.member(), self.device()]
+    }
+
+    /// The executor is held to nothing from now on.
+    pub fn unverified(&self) {
+        self.drifts.forget_replays(&self.place);
+        self.drifts.verified.with_label_values(&self.labels()).set(0);
     }
 
     /// The executor is held to `cases` by `gates` from now on.

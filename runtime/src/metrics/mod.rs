@@ -421,6 +421,11 @@ mod tests {
         replay(&other, &many[..1]);
         replay(&drift, &many[..2]);
         assert_eq!(shown("synod_drift_logit_max{"), 3);
+        drift.judged(true);
+        assert_eq!(shown("synod_drift_ok{"), 1);
+        drift.unverified();
+        let left = ["synod_drift_logit_max{", "synod_drift_gate{", "synod_drift_ok{", "synod_verified{"].map(shown);
+        assert_eq!(left, [1, 2, 0, 2]);
         metrics.forget_drift("m", "cpu:0");
         assert_eq!((shown("synod_drift_logit_max{"), shown("synod_verified{")), (1, 1));
     }
