@@ -2,6 +2,7 @@
 //!
 //! Every report begins with the machine that it was made on. Figures of different runs or machines are not comparable.
 
+mod front;
 mod hash;
 mod load_command;
 mod requests;
@@ -18,6 +19,7 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    Front(front::Front),
     Hash(hash::Hash),
     Load(load_command::Load),
     Requests(requests::Requests),
@@ -25,6 +27,7 @@ enum Command {
 
 fn main() -> anyhow::Result<()> {
     match Cli::parse().command {
+        Command::Front(front) => front.run(),
         Command::Hash(hash) => hash.run(),
         Command::Load(load) => load.run(),
         Command::Requests(requests) => requests.run(),

@@ -206,7 +206,7 @@ impl TokenPart {
     pub fn read(tokenizer: &Tokenizer, part: &Part, with_words: bool) -> Result<Self, TokenizerError> {
         let encoding = tokenizer.encode_part(&part.text)?;
         let words = if with_words { first_tokens(&split_words(&part.text), &encoding.offsets) } else { Vec::new() };
-        Ok(TokenPart { role: part.role, ids: encoding.ids, words })
+        Ok(TokenPart { role: part.role, ids: encoding.ids.clone(), words })
     }
 }
 

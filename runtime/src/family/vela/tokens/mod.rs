@@ -12,7 +12,7 @@ use std::sync::Arc;
 use tokenizers::Encoding;
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 
-use self::cache::PieceCache;
+use self::cache::TextCache;
 use crate::family::CharRange;
 
 /// Token ids of one piece of text.
@@ -53,10 +53,12 @@ pub struct PartEncoding {
     pub offsets: Vec<CharRange>,
 }
 
-/// A member's tokenizer with a bounded memory of the short pieces that requests repeat.
+/// A member's tokenizer with bounded memories of the texts that requests repeat: short pieces, and parts of a state that
+/// is asked again.
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
-    pieces: PieceCache,
+    pieces: TextCache<Ids>,
+    parts: TextCache<Arc<PartEncoding>>,
 }
 
 impl Tokenizer {
@@ -74,7 +76,8 @@ impl Tokenizer {
         let mut model = inner.get_model().clone();
         model.resize_cache(CACHED_WORDS);
         inner.with_model(model);
-        Ok(Tokenizer { inner, pieces: PieceCache::new(cache::Bounds::default()) })
+        let (pieces, parts) = (TextCache::new(cache::Bounds::default()), TextCache::new(cache::Bounds::default()));
+        Ok(Tokenizer { inner, pieces, parts })
     }
 
     /// Checks that every token has its row among `vocab_size` embeddings, and every byte its token, so that no text is
@@ -116,10 +119,15 @@ impl Tokenizer {
     ///
     /// # Errors
     /// [`TokenizerError::Encode`] when the crate fails on it.
-    pub fn encode_part(&self, text: &str) -> Result<PartEncoding, TokenizerError> {
+    pub fn encode_part(&self, text: &str) -> Result<Arc<PartEncoding>, TokenizerError> {
+        if let Some(part) = self.parts.get(text) {
+            return Ok(part);
+        }
         let encoding = guarded(text, || self.inner.encode_char_offsets(text, false))?;
         let offsets = encoding.get_offsets().iter().map(|&(start, end)| CharRange { start, end }).collect();
-        Ok(PartEncoding { ids: encoding.get_ids().to_vec(), offsets })
+        let part = Arc::new(PartEncoding { ids: encoding.get_ids().to_vec(), offsets });
+        self.parts.insert(text, &part);
+        Ok(part)
     }
 }
 

@@ -4,7 +4,7 @@ use std::thread;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
-use super::cache::{Bounds, PieceCache};
+use super::cache::{Bounds, TextCache};
 use super::*;
 
 const TOKENIZER: &[u8] =
@@ -91,7 +91,7 @@ fn the_cache_stays_within_its_bounds_and_never_lies() {
     let seed = crate::testing::seed();
     let mut random = StdRng::seed_from_u64(seed);
     let bounds = Bounds { entries: 320, bytes: 96_000 };
-    let cache = PieceCache::new(bounds);
+    let cache = TextCache::new(bounds);
     let mut hits = 0;
     for _ in 0..20_000 {
         let number: u32 = random.random_range(0..2_000);
@@ -113,7 +113,7 @@ fn the_cache_stays_within_its_bounds_and_never_lies() {
 
 #[test]
 fn what_is_asked_again_survives_a_flood() {
-    let cache = PieceCache::new(Bounds { entries: 320, bytes: 1 << 20 });
+    let cache = TextCache::new(Bounds { entries: 320, bytes: 1 << 20 });
     let ids: Ids = vec![7].into();
     cache.insert("kept", &ids);
     let mut text = String::new();
@@ -128,16 +128,30 @@ fn what_is_asked_again_survives_a_flood() {
 
 #[test]
 fn what_exceeds_a_generation_is_not_kept() {
-    let cache = PieceCache::new(Bounds { entries: 320, bytes: 32 * 200 });
+    let cache = TextCache::new(Bounds { entries: 320, bytes: 32 * 200 });
     cache.insert(&"x".repeat(100), &Ids::from([1]));
     assert!(cache.get(&"x".repeat(100)).is_none());
     assert_eq!(cache.held().entries, 0);
 }
 
 #[test]
+fn a_part_that_is_asked_again_is_not_tokenised_again() {
+    let tokenizer = tokenizer();
+    let first = tokenizer.encode_part("a state, asked twice").unwrap();
+    assert!(Arc::ptr_eq(&first, &tokenizer.encode_part("a state, asked twice").unwrap()));
+    assert_ne!(first, tokenizer.encode_part("a state, asked once").unwrap());
+    // Its tokens alone are more than a generation may hold.
+    let long = "word and ".repeat(50_000);
+    let first = tokenizer.encode_part(&long).unwrap();
+    let second = tokenizer.encode_part(&long).unwrap();
+    assert!(!Arc::ptr_eq(&first, &second) && first == second);
+}
+
+#[test]
 fn threads_share_a_tokenizer() {
     let tokenizer = tokenizer();
-    let expected: Vec<_> = (0..200).map(|i| tokenizer.encode_part(&format!("option {i}")).unwrap().ids).collect();
+    let expected: Vec<_> =
+        (0..200).map(|i| tokenizer.encode_part(&format!("option {i}")).unwrap().ids.clone()).collect();
     thread::scope(|scope| {
         for _ in 0..4 {
             scope.spawn(|| {
