@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use actix::{Actor, ActorContext, Arbiter, AsyncContext, Context, Handler, Message, Recipient, SpawnHandle};
 use synod_config::OnDrift;
 
-use super::batch::Batch;
+use super::batch::{self, Batch};
 use super::drift::{Replay, Round, Standing};
 use super::health::Strikes;
 use super::job::{Computed, Failure, Job};
@@ -76,7 +76,7 @@ pub enum Event {
 /// How batches are formed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Batching {
-    /// Tokens of one batch, unless a single request has more.
+    /// Tokens of one batch at most, unless a single request has more. A slow device takes fewer (see [`batch::budget`]).
     pub tokens: usize,
     /// How long a batch that is not full waits for company, after another one ended. An idle device never waits.
     pub window: Duration,
@@ -136,12 +136,17 @@ impl Executor {
         self.supervisor.do_send(Report { placement: self.placement, event });
     }
 
+    /// Tokens of the next batch.
+    fn budget(&self) -> usize {
+        batch::budget(&self.queue.load().rate, self.batching.tokens)
+    }
+
     /// Whole requests, in turn, up to the tokens of a batch. Nobody overtakes the one whose turn it is, so that a long
     /// request is not starved by short ones. What nobody waits for is dropped here, before it costs the device anything.
     fn next_batch(&self) -> Batch {
         let now = Instant::now();
-        let mut batch = Batch::default();
-        let joins = |batch: &Batch, job: &Job| !job.waiters.is_wanted(now) || batch.has_room(job, self.batching.tokens);
+        let (mut batch, budget) = (Batch::default(), self.budget());
+        let joins = |batch: &Batch, job: &Job| !job.waiters.is_wanted(now) || batch.has_room(job, budget);
         while let Some(job) = self.queue.next_if(|job| joins(&batch, job)) {
             if job.waiters.begin(now) {
                 batch.push(job);
@@ -154,7 +159,7 @@ impl Executor {
 
     /// Whether the next batch is still to wait for company.
     fn is_waiting(&self, now: Instant) -> bool {
-        let is_full = || self.queue.waiting_tokens() >= self.batching.tokens;
+        let is_full = || self.queue.waiting_tokens() >= self.budget();
         self.waits_until.is_some_and(|until| now < until) && !is_full()
     }
 

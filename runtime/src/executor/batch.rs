@@ -2,9 +2,21 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::job::Job;
+use super::rate::Rate;
 use crate::family::Plan;
+
+/// A batch is answered as a whole: company beyond this time makes everybody wait, and no device is the faster for it.
+const LONGEST: Duration = Duration::from_secs(2);
+/// Company up to these tokens is worth its time on every device: weights are read once for all of them.
+const FEWEST_TOKENS: usize = 512;
+
+/// Tokens of the next batch of a device that has this rate, `most` of them if it is fast enough.
+pub(super) fn budget(rate: &Rate, most: usize) -> usize {
+    rate.tokens_in(LONGEST).unwrap_or(0).max(FEWEST_TOKENS).min(most)
+}
 
 /// Whole requests that run together.
 #[derive(Default)]
@@ -70,6 +82,19 @@ mod tests {
             company.add(plan, false);
         }
         company
+    }
+
+    /// A slow device answers early rather than much at once; a fast one takes what the deployment allows.
+    #[test]
+    fn a_batch_is_as_large_as_its_device_is_fast() {
+        let budget_at = |tokens_per_second| {
+            let rate = Rate::default();
+            rate.observe(tokens_per_second, Duration::from_secs(1));
+            budget(&rate, 24_576)
+        };
+        assert_eq!(budget(&Rate::default(), 24_576), 512);
+        assert_eq!([10, 250, 1000, 12_287, 100_000].map(budget_at), [512, 512, 2000, 24_574, 24_576]);
+        assert_eq!(budget(&Rate::default(), 100), 100);
     }
 
     #[test]

@@ -31,6 +31,11 @@ impl Rate {
         Some(f64::from_bits(self.tokens_per_second.load(Ordering::Relaxed))).filter(|rate| *rate > 0.0)
     }
 
+    /// Tokens that it computes in `time`, if anything was measured yet.
+    pub(super) fn tokens_in(&self, time: Duration) -> Option<usize> {
+        self.tokens_per_second().map(|rate| (rate * time.as_secs_f64()) as usize)
+    }
+
     /// How long `tokens` will take, if anything was measured yet.
     pub(super) fn time_for(&self, tokens: usize) -> Option<Duration> {
         self.tokens_per_second().and_then(|rate| Duration::try_from_secs_f64(tokens as f64 / rate).ok())
@@ -50,6 +55,7 @@ mod tests {
         assert_eq!(rate.time_for(1000), None);
         rate.observe(500, Duration::from_secs(2));
         assert_eq!(rate.time_for(1000), Some(Duration::from_secs(4)));
+        assert_eq!(rate.tokens_in(Duration::from_secs(2)), Some(500));
     }
 
     #[test]
