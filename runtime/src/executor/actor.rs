@@ -2,7 +2,7 @@
 //!
 //! A message runs one batch and asks for the next, so that other messages get their turn between two batches. A fault
 //! closes the queue first: what waits is computed elsewhere while this device is built again. A recorded case is replayed
-//! only while nothing waits, one per message.
+//! only while nothing waits, one per message, and given up for whatever comes.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -221,7 +221,7 @@ impl Executor {
         metrics.begin(replay.cases.names(), replay.cases.gates());
         let mut round = Round::default();
         while !round.is_over(replay) {
-            if let Err(fault) = round.replay_next(forward, replay, true, metrics) {
+            if let Err(fault) = round.replay_next(forward, replay, &|| true, true, metrics) {
                 return Err(Event::BuildFailed { reason: format!("replay of recorded cases: {fault}") });
             }
         }
@@ -247,9 +247,14 @@ impl Executor {
         let (replay, round) = (self.replay.clone()?, self.round.as_mut()?);
         let metrics = &self.queue.metrics().drift;
         if !round.is_over(&replay) {
-            match round.replay_next(&mut **self.forward.as_mut()?, &replay, false, metrics) {
+            let is_idle = || self.queue.oldest().is_none();
+            match round.replay_next(&mut **self.forward.as_mut()?, &replay, &is_idle, false, metrics) {
                 Ok(true) => {}
                 Ok(false) => metrics.judged(false),
+                Err(Fault::Abandoned) => {
+                    round.is_interrupted = true;
+                    return None;
+                }
                 Err(Fault::Panic) => return Some(Event::Panicked),
                 // The same request was computed before: it is not to blame.
                 Err(fault) => return Some(Event::Failing { reason: fault.to_string() }),
@@ -294,11 +299,11 @@ impl Executor {
         let trees: Vec<&Tree> = batch.jobs.iter().flat_map(|job| &job.plan.trees).collect();
         let result = guarded_forward(forward, &trees, &|| is_wanted(&batch.jobs));
         self.ended = Instant::now();
-        metrics.batch_done(&before, &forward.tally());
+        let (time, after) = (self.ended - started, forward.tally());
+        metrics.batch_done(&before, &after);
         match result {
             Ok(logits) => {
-                let time = started.elapsed();
-                self.queue.load().rate.observe(batch.jobs.iter().map(|job| job.tokens).sum(), time);
+                self.queue.load().rate.observe(after.tokens_computed - before.tokens_computed, time);
                 self.strikes.succeeded();
                 answer_all(batch.jobs, logits, started, time);
                 None
@@ -314,6 +319,7 @@ impl Executor {
                 self.strikes.failed().then_some(Event::Failing { reason })
             }
             Err(Fault::Abandoned) => {
+                self.queue.load().rate.observe_abandoned(batch.tokens(), time);
                 batch.jobs.into_iter().for_each(Job::abandon);
                 None
             }

@@ -41,6 +41,11 @@ impl Batch {
         self.company.admits(&job.plan, job.is_suspect, batch_tokens)
     }
 
+    /// Tokens that a device computes for it, if it has kept none of its prefixes.
+    pub(super) fn tokens(&self) -> u64 {
+        self.company.tokens as u64
+    }
+
     pub(super) fn push(&mut self, mut job: Job) {
         job.load.leave_queue();
         self.company.add(&job.plan, job.is_suspect);

@@ -1,7 +1,7 @@
 //! Recorded cases that an executor is held to: at the start, and again whenever it has been idle for long enough.
 //!
 //! A case is read, laid out and judged elsewhere; here it runs on the device. Invariant: one case is in memory at a
-//! time, and work that comes while it runs waits for no other. Absent on purpose: refused requests, in which no device
+//! time, and work that comes while it runs on idle time ends it: it is replayed later. Absent on purpose: refused requests, in which no device
 //! has a part.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -134,22 +134,24 @@ impl Round {
         }
     }
 
-    /// Replays the next case. True if it is as recorded, or could not be told.
+    /// Replays the next case. True if it is as recorded, or could not be told. `keep_going` is as of [`Forward::forward`].
     ///
     /// # Errors
-    /// [`Fault`] of the forward: nothing was learned of the case.
+    /// [`Fault`] of the forward: nothing was learned of the case. One that was abandoned is the next one still.
     pub(super) fn replay_next(
         &mut self,
         forward: &mut dyn Forward,
         replay: &Replay,
+        keep_going: &dyn Fn() -> bool,
         is_start: bool,
         metrics: &DriftMetrics,
     ) -> Result<bool, Fault> {
         let number = self.next;
-        self.next += 1;
         let name = &replay.cases.names()[number];
-        let replayed = catch_unwind(AssertUnwindSafe(|| replay_case(forward, &*replay.cases, number)));
-        let drift = match replayed.map_err(|_| Fault::Panic)?? {
+        let replayed = catch_unwind(AssertUnwindSafe(|| replay_case(forward, &*replay.cases, number, keep_going)));
+        let replayed = replayed.map_err(|_| Fault::Panic)??;
+        self.next += 1;
+        let drift = match replayed {
             Ok(None) => return Ok(true),
             Ok(Some(drift)) => drift,
             // A file that went away is no reason to take a member out of service that was held to it already.
@@ -173,6 +175,7 @@ fn replay_case(
     forward: &mut dyn Forward,
     cases: &dyn Cases,
     number: usize,
+    keep_going: &dyn Fn() -> bool,
 ) -> Result<Result<Option<Drift>, Unopened>, Fault> {
     let case = match cases.open(number) {
         Ok(Some(case)) => case,
@@ -182,7 +185,7 @@ fn replay_case(
     let trees: Vec<&Tree> = case.plan().trees.iter().collect();
     // Kept prefixes are what the device computed when it was well.
     forward.use_prefix_cache(false);
-    let logits = guarded_forward(forward, &trees, &|| true);
+    let logits = guarded_forward(forward, &trees, keep_going);
     forward.use_prefix_cache(true);
     Ok(Ok(Some(case.judge(&logits?))))
 }

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
 use super::{Failure, Handle, Lane, Occupied, Reply, Work};
+use crate::family::{Plan, Tree};
 use crate::metrics::Metrics;
 use crate::supervisor::fakes::{
     ENDLESS, ERROR, HOLD, PANIC, PLAIN, SHORT, Strings, nothing, patient_settings, plan, settings,
@@ -252,6 +253,26 @@ async fn a_batch_goes_on_while_anybody_waits() {
     assert_eq!(logit(staying).await, Ok(HOLD as f32));
     assert_eq!(fixture.strings.calls(), [vec![HOLD], vec![11, HOLD]]);
     fixture.assert_nothing_is_counted();
+}
+
+/// What several trees share is computed once, and what is given up was too much for its device.
+#[actix::test]
+async fn only_tokens_that_are_computed_make_the_rate() {
+    let fixture = Fixture::start().await;
+    let tree = plan(PLAIN, 50).trees.remove(0);
+    let copy = Tree { prefix: Arc::from(&*tree.prefix), ..tree.clone() };
+    let twice = Plan { trees: vec![tree, copy] };
+    assert_eq!(twice.tokens(), 100, "it shares by allocation");
+    let computed = fixture.handle().submit(Work { plan: Arc::new(twice), ..work(PLAIN, 50) }).await.unwrap();
+    let (rate, seconds) = (fixture.handle().tokens_per_second().unwrap(), computed.forward.as_secs_f64());
+    assert!((rate * seconds - 51.0).abs() < 0.01, "{rate} tokens per second for {seconds} s");
+
+    let deadline = Instant::now() + Duration::from_millis(20);
+    let late = fixture.handle().submit(Work { deadline, ..work(ENDLESS, 50) });
+    assert_eq!(logit(late).await, Err(Failure::Deadline));
+    let lowered = fixture.handle().tokens_per_second().unwrap();
+    // Unless the machine took as long for the first one.
+    assert!(lowered < rate || rate < 10_000.0, "{lowered} tokens per second, {rate} before");
 }
 
 #[actix::test]

@@ -3,6 +3,7 @@
 //! No test sleeps. A forward that finds [`HOLD`] says so and waits until the test lets it go, so that a test knows
 //! what is running and what is queued.
 
+use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -226,7 +227,9 @@ impl Forward for PuppetForward {
         if firsts.contains(&SHORT) {
             return Ok(Vec::new());
         }
-        self.tally.tokens_computed += trees.iter().map(|tree| tree.tokens() as u64).sum::<u64>();
+        let prefixes: HashSet<&[u32]> = trees.iter().map(|tree| &*tree.prefix).collect();
+        let blocks = trees.iter().map(|tree| tree.tokens() - tree.prefix.len()).sum::<usize>();
+        self.tally.tokens_computed += (prefixes.into_iter().map(<[u32]>::len).sum::<usize>() + blocks) as u64;
         self.tally.prefix_cache_bytes = self.tally.tokens_computed;
         Ok(trees.iter().map(|tree| vec![Logits { values: vec![tree.prefix[0] as f32], columns: 1 }]).collect())
     }
