@@ -9,7 +9,6 @@ mod clock;
 mod files;
 mod load;
 mod signals;
-mod soak;
 
 const SYNOD: &str = env!("CARGO_BIN_EXE_synod-tested");
 const MEMBER: &str = "tiny-08b";
