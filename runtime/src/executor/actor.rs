@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use actix::{Actor, ActorContext, Arbiter, AsyncContext, Context, Handler, Message, Recipient, SpawnHandle};
 use synod_config::OnDrift;
 
-use super::batch::{self, Batch};
+use super::batch::{Batch, Budget};
 use super::drift::{Replay, Round, Standing};
 use super::health::Strikes;
 use super::job::{Computed, Failure, Job};
@@ -76,7 +76,7 @@ pub enum Event {
 /// How batches are formed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Batching {
-    /// Tokens of one batch at most, unless a single request has more. A slow device takes fewer (see [`batch::budget`]).
+    /// Tokens of one batch at most, unless a single request has more. A slow device takes fewer (see [`Budget`]).
     pub tokens: usize,
     /// How long a batch that is not full waits for company, after another one ended. An idle device never waits.
     pub window: Duration,
@@ -137,8 +137,8 @@ impl Executor {
     }
 
     /// Tokens of the next batch.
-    fn budget(&self) -> usize {
-        batch::budget(&self.queue.load().rate, self.batching.tokens)
+    fn budget(&self) -> Budget {
+        Budget::of(&self.queue.load().rate, self.batching.tokens)
     }
 
     /// Whole requests, in turn, up to the tokens of a batch. Nobody overtakes the one whose turn it is, so that a long
@@ -159,7 +159,7 @@ impl Executor {
 
     /// Whether the next batch is still to wait for company.
     fn is_waiting(&self, now: Instant) -> bool {
-        let is_full = || self.queue.waiting_tokens() >= self.budget();
+        let is_full = || self.queue.waiting_tokens() >= self.batching.tokens;
         self.waits_until.is_some_and(|until| now < until) && !is_full()
     }
 
