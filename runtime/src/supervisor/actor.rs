@@ -1,6 +1,6 @@
 //! The supervisor actor: executors in their lives, and the roster that shows them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -115,6 +115,8 @@ impl Supervisor {
     /// Makes `seats` the deployment. Placements that have an executor of the same fingerprint keep it.
     fn seat_all(&mut self, seats: Vec<Seat>, stops_first: bool, ctx: &mut Context<Self>) -> Reloaded {
         let mut done = Reloaded::default();
+        let awaited = self.placed.values().filter(|placed| placed.is_awaited).map(|placed| placed.member.clone());
+        let awaited: BTreeSet<String> = awaited.collect();
         for placed in self.placed.values_mut().filter(|placed| placed.role != Role::Retiring) {
             placed.role = Role::Former;
         }
@@ -122,19 +124,25 @@ impl Supervisor {
         for Seat { listing, placements } in seats {
             for placement in placements {
                 if let Some(number) = self.find_former(&listing.name, &placement.device, &placement.fingerprint) {
-                    self.keep(number, ctx);
+                    self.keep(number, stops_first, ctx);
                     done.kept += 1;
                 } else {
                     let role = if stops_first { Role::Held } else { Role::Current };
-                    self.place(&listing.name, placement, role, ctx);
+                    let is_awaited = stops_first || awaited.contains(&listing.name);
+                    self.place(&listing.name, placement, role, is_awaited, ctx);
                     done.started += 1;
                 }
             }
             self.listings.push(Arc::new(listing));
         }
         done.stopped = self.of_role(Role::Former).len();
-        if stops_first {
-            self.of_role(Role::Former).into_iter().for_each(|number| self.retire(number));
+        for number in self.of_role(Role::Former) {
+            let Some(former) = self.placed.get_mut(&number) else { continue };
+            former.is_awaited = false;
+            // One that was never built would serve nobody until its successors do.
+            if stops_first || former.builds == 0 {
+                self.retire(number);
+            }
         }
         self.settle();
         done
@@ -154,17 +162,27 @@ impl Supervisor {
         self.placed.iter().filter(|(_, placed)| placed.role == role).map(|(number, _)| *number).collect()
     }
 
-    /// Keeps an executor. One that has failed is built at once: the cause may have been mended.
-    fn keep(&mut self, number: usize, ctx: &mut Context<Self>) {
+    /// Keeps an executor. One that has failed is built as soon as there is room: the cause may have been mended.
+    fn keep(&mut self, number: usize, stops_first: bool, ctx: &mut Context<Self>) {
         let Some(placed) = self.placed.get_mut(&number) else { return };
-        placed.role = Role::Current;
-        if matches!(placed.state, ExecutorState::Failed { .. } | ExecutorState::Quarantined { .. }) {
+        let has_failed = matches!(placed.state, ExecutorState::Failed { .. } | ExecutorState::Quarantined { .. });
+        // What was never built still waits for what an earlier deployment had stopped.
+        let is_held = placed.builds == 0 || (stops_first && has_failed);
+        placed.role = if is_held { Role::Held } else { Role::Current };
+        if has_failed && !is_held {
             ctx.notify(Rebuild { placement: number, builds: placed.builds });
         }
     }
 
     /// Starts an executor. It begins to load at once if it is `Current`.
-    fn place(&mut self, member: &str, placement: super::Placement, role: Role, ctx: &mut Context<Self>) {
+    fn place(
+        &mut self,
+        member: &str,
+        placement: super::Placement,
+        role: Role,
+        is_awaited: bool,
+        ctx: &mut Context<Self>,
+    ) {
         let super::Placement { device, fingerprint, demand, batching, factory } = placement;
         let number = self.next_number;
         self.next_number += 1;
@@ -184,7 +202,7 @@ impl Supervisor {
             state: ExecutorState::Loading(Arc::default()),
             face: None,
             standing: Standing::Unverified,
-            is_awaited: role == Role::Held,
+            is_awaited,
             loading_since: Instant::now(),
             ready_since: None,
             failures: Backoff::default(),
@@ -210,6 +228,7 @@ impl Supervisor {
         let Some(placed) = self.placed.get_mut(&number) else { return };
         tracing::info!(member = placed.member, device = placed.device, "retires once it has answered what it has");
         placed.role = Role::Retiring;
+        placed.is_awaited = false;
         placed.handle = None;
     }
 
@@ -422,7 +441,7 @@ impl Handler<Rebuild> for Supervisor {
     type Result = ();
 
     fn handle(&mut self, Rebuild { placement, builds }: Rebuild, _: &mut Self::Context) {
-        let is_due = |placed: &Placed| placed.builds == builds && placed.role != Role::Retiring;
+        let is_due = |placed: &Placed| placed.builds == builds && !matches!(placed.role, Role::Retiring | Role::Held);
         if self.placed.get(&placement).is_some_and(is_due) {
             self.build(placement);
             self.publish();

@@ -144,6 +144,47 @@ async fn what_does_not_fit_beside_the_old_waits_for_its_end() {
     strings.dropped(1).await;
 }
 
+/// What waits for the old one's end still does when the deployment is loaded once more, and is built then.
+#[actix::test]
+async fn what_waits_for_the_end_of_the_old_is_kept_waiting() {
+    let mut strings = Strings::new();
+    let mut fixture = Fixture::start(vec![sized(strings.seat("m"), 60)]).await;
+    let running = fixture.submit(0, HOLD);
+    strings.held().await;
+    let seat = sized(changed(&mut strings, &["cpu:0"]), 70);
+    fixture.reload(vec![seat], Some(40)).await.unwrap();
+    let seat = sized(strings.seat("m"), 70);
+    let done = fixture.reload(vec![seat], Some(40)).await.unwrap();
+    assert_eq!(done, Reloaded { kept: 1, started: 0, stopped: 0 });
+    assert_eq!(fixture.roster().members[0].outlook(), Outlook::Replaced);
+    assert_eq!(strings.puppet.loads.load(Ordering::SeqCst), 1, "it waits for the memory");
+    strings.let_go();
+    assert!(running.await.is_ok());
+    fixture.until(Roster::is_ready).await;
+    assert_eq!(strings.puppet.loads.load(Ordering::SeqCst), 2);
+}
+
+/// Requests wait for whatever takes the place of what waited, and no longer once that has failed.
+#[actix::test]
+async fn what_waits_for_the_end_of_the_old_gives_way_to_what_does_not() {
+    let mut strings = Strings::new();
+    let mut fixture = Fixture::start(vec![sized(strings.seat("m"), 60)]).await;
+    let running = fixture.submit(0, HOLD);
+    strings.held().await;
+    let seat = sized(changed(&mut strings, &["cpu:0"]), 70);
+    fixture.reload(vec![seat], Some(40)).await.unwrap();
+    strings.puppet.failing_loads.store(1, Ordering::SeqCst);
+    let seats = vec![changed(&mut strings, &["cpu:0"])];
+    let reload = Reload { seats, settings: patient_settings(), available_bytes: None };
+    let done = fixture.supervisor.send(reload).await.unwrap().unwrap();
+    assert_eq!(done, Reloaded { kept: 0, started: 1, stopped: 1 });
+    fixture.until(|roster| roster.members[0].replicas.iter().any(|r| r.state.name() == "failed")).await;
+    let roster = fixture.roster();
+    assert_eq!((roster.members[0].replicas.len(), roster.members[0].outlook()), (1, Outlook::Down));
+    strings.let_go();
+    assert!(running.await.is_ok());
+}
+
 #[actix::test]
 async fn what_never_fits_changes_nothing() {
     let mut strings = Strings::new();
