@@ -1,7 +1,8 @@
 //! Work under way, found by what it asks: identical requests share one computation.
 //!
 //! Two requests are identical if the same caller asks the same member for the same tokens. However the bodies were
-//! written, they have the same logits. An SDK that gives up after its timeout and asks again is such a request: so that
+//! written, they have the same logits. One that may have brought an executor down shares nothing with one that has not:
+//! it is computed alone, and its end says something of it only if it was. An SDK that gives up after its timeout and asks again is such a request: so that
 //! it finds its work still running, work that a device has begun is not given up the moment its client leaves.
 //!
 //! Invariant: work is found only while somebody waits for it, and nothing of it is kept afterwards.
@@ -15,6 +16,7 @@ use std::time::Duration;
 
 use dashmap::DashMap;
 use dashmap::mapref::entry::Entry;
+use prometheus::IntCounter;
 use tokio::time::timeout;
 
 use crate::executor::{Computed, Face, Failure, Handle, Joinable, Reply, Work};
@@ -33,11 +35,14 @@ struct Ask {
     face: Arc<Face>,
     caller: u64,
     plan: Arc<Plan>,
+    is_suspect: bool,
 }
 
 impl PartialEq for Ask {
     fn eq(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.face, &other.face) && self.caller == other.caller && self.plan == other.plan
+        Arc::ptr_eq(&self.face, &other.face)
+            && (self.caller, self.is_suspect) == (other.caller, other.is_suspect)
+            && self.plan == other.plan
     }
 }
 
@@ -47,6 +52,7 @@ impl Hash for Ask {
     fn hash<H: Hasher>(&self, state: &mut H) {
         Arc::as_ptr(&self.face).hash(state);
         self.caller.hash(state);
+        self.is_suspect.hash(state);
         self.plan.hash(state);
     }
 }
@@ -65,7 +71,8 @@ impl Flights {
 
     /// Joins the work if it is under way; else has `executor` do it.
     pub(super) fn board(self: &Arc<Self>, face: &Arc<Face>, work: Work, executor: &Handle) -> Flight {
-        let ask = Ask { face: Arc::clone(face), caller: work.lane.caller, plan: Arc::clone(&work.plan) };
+        let Work { plan, lane, is_suspect, .. } = &work;
+        let ask = Ask { face: Arc::clone(face), caller: lane.caller, plan: Arc::clone(plan), is_suspect: *is_suspect };
         let reply = match self.by_ask.entry(ask.clone()) {
             Entry::Occupied(mut known) => {
                 let joined = known.get().join(work.deadline, Arc::clone(&work.occupied));
@@ -84,6 +91,7 @@ impl Flights {
         Flight { reply: Some(reply), ask, flights: Arc::clone(self) }
     }
 
+    /// Forgets work that nobody waits for. Whoever joins it first, waits for it, and will call this in turn.
     fn forget(&self, ask: &Ask) {
         self.by_ask.remove_if(ask, |_, work| work.is_gone());
     }
@@ -91,6 +99,13 @@ impl Flights {
     #[cfg(test)]
     fn len(&self) -> usize {
         self.by_ask.len()
+    }
+}
+
+impl Flight {
+    /// The count of requests whose clients left, of the executor that this one waits for.
+    pub(super) fn cancelled(&self) -> Option<IntCounter> {
+        self.reply.as_ref().map(Reply::cancelled)
     }
 }
 
@@ -153,18 +168,32 @@ mod tests {
         }
 
         fn board(&self, caller: u64, first: u32, tokens: usize) -> Flight {
+            self.board_work(work(caller, first, tokens))
+        }
+
+        fn board_work(&self, work: Work) -> Flight {
             let roster = self.roster.borrow().clone();
             let replica = &roster.members[0].replicas[0];
-            let now = Instant::now();
-            let work = Work {
-                plan: Arc::new(plan(first, tokens)),
-                lane: Lane { caller, weight: 1 },
-                received: now,
-                deadline: now + Duration::from_mins(1),
-                occupied: nothing(),
-                is_suspect: false,
-            };
             self.flights.board(replica.face.as_ref().unwrap(), work, &replica.handle)
+        }
+
+        /// Waits until `count` pieces of work are known.
+        async fn knows(&self, count: usize) {
+            while self.flights.len() != count {
+                tokio::task::yield_now().await;
+            }
+        }
+    }
+
+    fn work(caller: u64, first: u32, tokens: usize) -> Work {
+        let now = Instant::now();
+        Work {
+            plan: Arc::new(plan(first, tokens)),
+            lane: Lane { caller, weight: 1 },
+            received: now,
+            deadline: now + Duration::from_mins(1),
+            occupied: nothing(),
+            is_suspect: false,
         }
     }
 
@@ -214,5 +243,74 @@ mod tests {
         fixture.strings.let_go();
         assert!(again.await.is_ok());
         assert_eq!(fixture.strings.calls().concat(), [HOLD], "computed once");
+    }
+
+    /// Whatever stayed in the table would hold its plan and its member's face as long as the process lives.
+    #[actix::test]
+    async fn work_that_runs_longer_than_anybody_waits_is_forgotten() {
+        let mut fixture = Fixture::start(Duration::from_millis(1)).await;
+        drop(fixture.board(1, HOLD, 5));
+        assert_eq!(fixture.flights.len(), 0, "it had not begun");
+        let first = fixture.board(1, HOLD, 5);
+        fixture.strings.held().await;
+        drop(first);
+        fixture.knows(0).await;
+        let again = fixture.board(1, HOLD, 5);
+        fixture.strings.let_go();
+        fixture.strings.held().await;
+        fixture.strings.let_go();
+        assert!(again.await.is_ok());
+        assert_eq!(fixture.strings.calls().concat(), [HOLD, HOLD], "afresh");
+        assert_eq!(fixture.flights.len(), 0);
+    }
+
+    #[actix::test]
+    async fn work_whose_deadline_passes_in_company_is_forgotten() {
+        let mut fixture = Fixture::start(Duration::from_millis(1)).await;
+        let held = fixture.board(1, HOLD, 5);
+        fixture.strings.held().await;
+        let (late, staying) = (fixture.board(1, 11, 5), fixture.board(1, HOLD, 6));
+        fixture.strings.let_go();
+        assert!(held.await.is_ok());
+        fixture.strings.held().await;
+        drop(late);
+        fixture.knows(1).await;
+        fixture.strings.let_go();
+        assert!(staying.await.is_ok());
+        assert_eq!(fixture.strings.calls(), [vec![HOLD], vec![11, HOLD]], "one batch");
+        assert_eq!(fixture.flights.len(), 0);
+    }
+
+    /// Between the last waiter and its end, work that runs has a place for one more.
+    #[actix::test]
+    async fn work_that_runs_for_nobody_may_be_joined() {
+        let mut fixture = Fixture::start(Duration::ZERO).await;
+        let roster = fixture.roster.borrow().clone();
+        let reply = roster.members[0].replicas[0].handle.submit(work(1, HOLD, 5));
+        fixture.strings.held().await;
+        let job = reply.joinable();
+        drop(reply);
+        assert!(job.is_gone());
+        let joined = job.join(Instant::now() + Duration::from_mins(1), nothing()).unwrap();
+        assert!(!job.is_gone(), "whoever came in between keeps it");
+        fixture.strings.let_go();
+        assert!(joined.await.is_ok());
+        assert!(job.is_gone());
+    }
+
+    /// In company, a panic would prove nothing against the one that is under suspicion.
+    #[actix::test]
+    async fn a_suspect_shares_nothing_with_the_others() {
+        let mut fixture = Fixture::start(Duration::ZERO).await;
+        let held = fixture.board(1, HOLD, 5);
+        fixture.strings.held().await;
+        let other = fixture.board(1, 11, 5);
+        let suspect = fixture.board_work(Work { is_suspect: true, ..work(1, 11, 5) });
+        assert_eq!(fixture.flights.len(), 3);
+        fixture.strings.let_go();
+        for flight in [held, other, suspect] {
+            assert!(flight.await.is_ok());
+        }
+        assert_eq!(fixture.strings.calls(), [vec![HOLD], vec![11], vec![11]]);
     }
 }

@@ -6,10 +6,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use super::QueueFull;
 
 /// Counts what all requests hold of bodies and responses.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct HeldBytes {
     bytes: AtomicUsize,
-    max_bytes: usize,
 }
 
 /// One request's share, until it is dropped.
@@ -17,17 +16,14 @@ pub struct HeldBytes {
 pub struct Held {
     total: Arc<HeldBytes>,
     bytes: AtomicUsize,
+    /// Of all shares together, for this one to grow.
+    max_bytes: usize,
 }
 
 impl HeldBytes {
-    /// A bound of `max_bytes` for all bodies together.
-    pub fn new(max_bytes: usize) -> Arc<Self> {
-        Arc::new(HeldBytes { bytes: AtomicUsize::new(0), max_bytes })
-    }
-
-    /// A share of nothing yet.
-    pub fn share(self: &Arc<Self>) -> Held {
-        Held { total: Arc::clone(self), bytes: AtomicUsize::new(0) }
+    /// A share of nothing yet, which grows while all shares together hold at most `max_bytes`.
+    pub fn share(self: &Arc<Self>, max_bytes: usize) -> Held {
+        Held { total: Arc::clone(self), bytes: AtomicUsize::new(0), max_bytes }
     }
 
     /// Bytes held now.
@@ -42,8 +38,7 @@ impl Held {
     /// # Errors
     /// [`QueueFull::Bytes`] when they do not fit beside the others'.
     pub fn add(&self, bytes: usize) -> Result<(), QueueFull> {
-        let max = self.total.max_bytes;
-        let add = |held: usize| held.checked_add(bytes).filter(|sum| *sum <= max);
+        let add = |held: usize| held.checked_add(bytes).filter(|sum| *sum <= self.max_bytes);
         let added = self.total.bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
         added.map_err(|_| QueueFull::Bytes)?;
         self.bytes.fetch_add(bytes, Ordering::Relaxed);
@@ -77,12 +72,12 @@ mod tests {
 
     #[test]
     fn held_bytes_are_bounded_together_and_given_back() {
-        let total = HeldBytes::new(64);
-        let held = total.share();
+        let total = Arc::new(HeldBytes::default());
+        let held = total.share(64);
         held.add(60).unwrap();
         held.grow_to(63).unwrap();
         held.grow_to(10).unwrap();
-        let other = total.share();
+        let other = total.share(64);
         other.add(1).unwrap();
         assert_eq!(other.add(1), Err(QueueFull::Bytes));
         assert_eq!(other.add(usize::MAX), Err(QueueFull::Bytes));
@@ -92,5 +87,17 @@ mod tests {
         assert_eq!(total.bytes(), 63);
         drop(held);
         assert_eq!(total.bytes(), 0);
+    }
+
+    /// A deployment that is loaded again may have another bound: what is held under the old one counts as well.
+    #[test]
+    fn bounds_may_change_under_way() {
+        let total = Arc::new(HeldBytes::default());
+        let (before, after) = (total.share(64), total.share(10));
+        before.add(9).unwrap();
+        assert_eq!(after.add(2), Err(QueueFull::Bytes));
+        after.add(1).unwrap();
+        before.add(54).unwrap();
+        assert_eq!(before.add(1), Err(QueueFull::Bytes));
     }
 }

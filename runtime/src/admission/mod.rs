@@ -3,8 +3,8 @@
 //! [`Admission::decide`] takes a body to its answer: a [`Ticket`] first (bounds live there, and nowhere else), then a
 //! reader's thread decompresses, reads, routes and renders; the least loaded executor computes, unless the same is
 //! under way already ([`flights`]); a finisher's thread turns logits into answers and writes them. Dropping the future
-//! withdraws the request wherever it is. Work that an executor lost is read and computed again, once: by another
-//! executor, or by the same one when it is back.
+//! withdraws the request wherever it is. Work that an executor lost is read and computed again, by another executor or by
+//! the same one when it is back: once alone if it ran when the executor went down, [`MOST_LOSSES`] times if it waited.
 //!
 //! Readers work in two lanes. Long bodies, and compressed ones, whose length nobody knows yet, have their own threads,
 //! so that however many of them come, short ones are read beside them.
@@ -22,6 +22,7 @@ mod reader;
 #[cfg(test)]
 pub(crate) use decompress::tests as test_bodies;
 
+use std::cell::Cell;
 use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
@@ -30,6 +31,7 @@ use std::time::{Duration, Instant};
 use actix::{Actor, Addr, SyncArbiter, SyncContext};
 use bytes::Bytes;
 use futures_util::future::{Either, select, try_join_all};
+use prometheus::IntCounter;
 use tokio::sync::watch;
 use tokio::time::timeout_at;
 
@@ -41,7 +43,7 @@ use crate::wire::request::{Limits, Strictness};
 use crate::wire::response::{Detail, Refusal};
 
 pub use decompress::Encoding;
-use flights::Flights;
+use flights::{Flight, Flights};
 pub use held::{Held, HeldBytes};
 pub use permit::{Bounds, Gate, Permit, QueueFull, Ticket};
 use reader::{Finish, Finished, Finisher, Prepared, Read, Reader, Unread};
@@ -140,6 +142,9 @@ pub enum Refused {
     /// The process is about to end.
     #[error("the server is shutting down")]
     Draining,
+    /// The process ends before the request, which was under way, could be answered.
+    #[error("the server is shutting down")]
+    GivenUp,
     #[error("no answer was ready before the deadline")]
     Deadline,
     /// Something failed that the client cannot mend. `reason` is for the log: it holds no text of the request.
@@ -200,15 +205,21 @@ impl Admission {
     /// Every [`Refused`].
     pub async fn decide(&self, call: Call, held: Held) -> Result<Answered, Refused> {
         let mut ended = self.ended.subscribe();
-        match select(pin!(self.answer(call, held)), pin!(ended.wait_for(|ended| *ended))).await {
-            Either::Left((answer, _)) => answer,
-            Either::Right(_) => Err(Refused::Draining),
-        }
+        let permit = self.enter(&self.settings.borrow())?;
+        let departure = Departure::default();
+        let answer =
+            match select(pin!(self.answer(call, permit, held, &departure)), pin!(ended.wait_for(|ended| *ended))).await
+            {
+                Either::Left((answer, _)) => answer,
+                Either::Right(_) => Err(Refused::GivenUp),
+            };
+        departure.is_none();
+        answer
     }
 
-    async fn answer(&self, call: Call, held: Held) -> Result<Answered, Refused> {
+    async fn answer(&self, call: Call, permit: Permit, held: Held, departure: &Departure) -> Result<Answered, Refused> {
         let settings = Arc::clone(&self.settings.borrow());
-        let ticket = Ticket { permit: Arc::new(self.enter(&settings)?), held: Arc::new(held) };
+        let ticket = Ticket { permit: Arc::new(permit), held: Arc::new(held) };
         let limit = call.received + settings.request_timeout;
         let mut attempt = Attempt::default();
         let (prepared, computed) = loop {
@@ -216,7 +227,7 @@ impl Admission {
             if attempt.is_first() {
                 prepared.kinds.iter().for_each(|kind| self.metrics.question(kind));
             }
-            match within(prepared.deadline, self.compute(&prepared, &call, &ticket, attempt)).await? {
+            match within(prepared.deadline, self.compute(&prepared, &call, &ticket, attempt, departure)).await? {
                 Ok(computed) => break (prepared, computed),
                 Err(failure) => attempt = attempt.after(failure, &prepared)?,
             }
@@ -224,7 +235,9 @@ impl Admission {
         let Prepared { model, parts, deadline, parse, render, .. } = prepared;
         let longest = |time: fn(&Computed) -> Duration| computed.iter().map(|it| time(it)).max().unwrap_or_default();
         let (queue, forward) = (longest(|it| it.queue), longest(|it| it.forward));
-        let finish = Finish { model, parts, computed, ticket };
+        let finish = Finish { model, parts, computed, ticket: ticket.clone() };
+        // The ticket stays here until this future ends: a drain that found the place empty before would give up a
+        // request whose answer is on its way back.
         let Finished { body, held, time } =
             within(deadline, self.finishers.send(finish)).await?.map_err(|_| stopped())??;
         let phases = [parse, render, queue, forward, time];
@@ -281,6 +294,7 @@ impl Admission {
         call: &Call,
         ticket: &Ticket,
         attempt: Attempt,
+        departure: &Departure,
     ) -> Result<Vec<Arc<Computed>>, Failure> {
         let occupied: Occupied = Arc::new(ticket.clone());
         let plans = prepared.parts.plans().map(async |plan| {
@@ -297,9 +311,38 @@ impl Admission {
             };
             let replica = prepared.member.least_loaded_of(&prepared.face);
             let replica = replica.ok_or(Failure::Lost { is_suspect: false })?;
-            self.flights.board(&prepared.face, work, &replica.handle).await
+            let flight = self.flights.board(&prepared.face, work, &replica.handle);
+            departure.is_from(&flight);
+            flight.await
         });
-        try_join_all(plans).await
+        let computed = try_join_all(plans).await;
+        departure.is_none();
+        computed
+    }
+}
+
+/// Counts, once, a request that is dropped with work waiting or running: its client has left. Whatever else ends work,
+/// such as a deadline or the loss of another part, is no client's departure.
+#[derive(Default)]
+struct Departure(Cell<Option<IntCounter>>);
+
+impl Departure {
+    /// The work waits at the executor of `flight`; of several, the last one counts.
+    fn is_from(&self, flight: &Flight) {
+        self.0.set(flight.cancelled());
+    }
+
+    /// No work is left to be dropped.
+    fn is_none(&self) {
+        self.0.set(None);
+    }
+}
+
+impl Drop for Departure {
+    fn drop(&mut self) {
+        if let Some(cancelled) = self.0.take() {
+            cancelled.inc();
+        }
     }
 }
 

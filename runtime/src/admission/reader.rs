@@ -116,7 +116,7 @@ pub(super) struct Finish {
 /// A response's text.
 pub(super) struct Finished {
     pub(super) body: String,
-    /// The response's bytes; the request has left its place already.
+    /// The response's bytes.
     pub(super) held: Arc<Held>,
     pub(super) time: Duration,
 }
@@ -255,10 +255,8 @@ impl Finisher {
                 write_decisions(&model, &states)
             }
         };
-        let Ticket { held, permit } = ticket;
-        held.becomes(body.len());
-        drop(permit);
-        Ok(Finished { body, held, time: started.elapsed() })
+        ticket.held.becomes(body.len());
+        Ok(Finished { body, held: ticket.held, time: started.elapsed() })
     }
 }
 

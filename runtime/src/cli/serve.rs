@@ -27,7 +27,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 
 use super::progress::Bar;
-use crate::admission::{self, Admission, Bounds};
+use crate::admission::{self, Admission, Bounds, HeldBytes};
 use crate::executor::Batching;
 use crate::http::{Bodies, Keys, Listening, ROUTES, Service, Surface, Terms, listen};
 use crate::member::Progress;
@@ -138,7 +138,7 @@ async fn serve(deployment: Deployment, asked: Server, file: Option<PathBuf>) -> 
     let (supervisor, roster) = Supervisor::start_all(seats, executors(&deployment), Arc::clone(&metrics));
     let threads = thread::available_parallelism().map_or(1, NonZeroUsize::get);
     let (set_settings, settings) = watch::channel(Arc::new(admission(&deployment)));
-    let (set_terms, terms) = watch::channel(Arc::new(terms(&deployment, &Keys::default())));
+    let (set_terms, terms) = watch::channel(Arc::new(terms(&deployment, &Keys::default(), Arc::default())));
     let reloader = file.map(|file| {
         let running = Running { deployment: deployment.clone(), asked, supervisor: supervisor.clone() };
         Reloader::new(file, running, set_settings, set_terms).start()
@@ -209,12 +209,13 @@ fn admission(deployment: &Deployment) -> admission::Settings {
     }
 }
 
-/// `before` are the keys that were served until now.
-fn terms(deployment: &Deployment, before: &Keys) -> Terms {
+/// `before` are the keys that were served until now; `held` is what requests under way hold, whichever deployment took
+/// them.
+fn terms(deployment: &Deployment, before: &Keys, held: Arc<HeldBytes>) -> Terms {
     let server = &deployment.server;
     Terms {
         keys: Keys::new(&deployment.keys, before),
-        bodies: Bodies::new(server.limits.max_body_bytes, server.request_timeout),
+        bodies: Bodies::new(server.limits.max_body_bytes, server.request_timeout, held),
     }
 }
 

@@ -12,6 +12,7 @@ use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
 use actix::Addr;
+use prometheus::IntCounter;
 
 use super::job::{Answer, Job, Waiters, Waiting, Work};
 use super::lanes::Place;
@@ -36,13 +37,12 @@ impl Drop for Link {
 }
 
 /// What becomes of a piece of work. Dropping it leaves the job: one that waits and has lost its last waiter is
-/// withdrawn, one that runs is abandoned as soon as nobody waits for anything of its batch. Who leaves before the
-/// deadline is counted as gone.
+/// withdrawn, one that runs is abandoned as soon as nobody waits for anything of its batch. That need not be when the
+/// client leaves: admission keeps the reply to work that runs for the time in which a retry may come.
 pub struct Reply {
     waiting: Waiting,
     waiters: Arc<Waiters>,
     place: Place,
-    deadline: Instant,
     link: Arc<Link>,
     is_answered: bool,
 }
@@ -109,7 +109,7 @@ impl Handle {
         } else if queue.needs_wake() {
             self.0.executor.do_send(Wake);
         }
-        Reply { waiting, waiters, place, deadline, link: Arc::clone(&self.0), is_answered: false }
+        Reply { waiting, waiters, place, link: Arc::clone(&self.0), is_answered: false }
     }
 }
 
@@ -123,6 +123,11 @@ impl Reply {
     pub fn is_running(&self) -> bool {
         !self.is_answered && self.waiters.is_running()
     }
+
+    /// The executor's count of requests whose clients left.
+    pub fn cancelled(&self) -> IntCounter {
+        self.link.queue.metrics().cancelled.clone()
+    }
 }
 
 impl Joinable {
@@ -130,12 +135,12 @@ impl Joinable {
     pub fn join(&self, deadline: Instant, occupied: Occupied) -> Option<Reply> {
         let (waiters, link) = (self.waiters.upgrade()?, self.link.upgrade()?);
         let waiting = waiters.join(deadline, occupied)?;
-        Some(Reply { waiting, waiters, place: self.place, deadline, link, is_answered: false })
+        Some(Reply { waiting, waiters, place: self.place, link, is_answered: false })
     }
 
-    /// Whether nobody can join it any more.
+    /// Whether nobody waits for it, or it is over.
     pub fn is_gone(&self) -> bool {
-        self.waiters.upgrade().is_none_or(|waiters| waiters.is_over())
+        self.waiters.upgrade().is_none_or(|waiters| waiters.is_deserted())
     }
 }
 
@@ -157,9 +162,6 @@ impl Drop for Reply {
         }
         if self.waiters.leave(&self.waiting) {
             drop(self.link.queue.withdraw(self.place));
-        }
-        if Instant::now() < self.deadline {
-            self.link.queue.metrics().cancelled.inc();
         }
     }
 }

@@ -153,8 +153,10 @@ impl Waiters {
         self.state().phase == Phase::Running
     }
 
-    pub(super) fn is_over(&self) -> bool {
-        self.state().phase == Phase::Over
+    /// Whether the job is over, or nobody waits for it: one that runs may still be joined then, until it is abandoned.
+    pub(super) fn is_deserted(&self) -> bool {
+        let state = self.state();
+        state.phase == Phase::Over || state.waiting.is_empty()
     }
 
     /// Ends the job: everybody gets what `answer` says of their deadline.

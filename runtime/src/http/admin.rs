@@ -42,7 +42,7 @@ pub(super) async fn state(service: web::Data<Service>) -> HttpResponse {
         "draining": roster.draining,
         "default_model": roster.default_model,
         "inflight": { "requests": gate.requests(), "tokens": gate.tokens() },
-        "held_bytes": service.terms.borrow().bodies.held_bytes(),
+        "held_bytes": service.terms.borrow().bodies.held().bytes(),
         "cards": cards_state(&service.cards.borrow()),
         "members": roster.members.iter().map(|member| member_state(member, &service.metrics)).collect::<Vec<_>>(),
     });

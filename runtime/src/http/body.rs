@@ -29,9 +29,9 @@ pub struct Bodies {
 }
 
 impl Bodies {
-    /// Bodies of at most `max_body_bytes`, received within `timeout`. Together they may hold 64 of the longest.
-    pub fn new(max_body_bytes: usize, timeout: Duration) -> Self {
-        let held = HeldBytes::new(max_body_bytes.saturating_mul(64));
+    /// Bodies of at most `max_body_bytes`, received within `timeout`. Together, with those that are counted in `held`
+    /// already, they may hold 64 of the longest.
+    pub fn new(max_body_bytes: usize, timeout: Duration, held: Arc<HeldBytes>) -> Self {
         Bodies { held, max_body_bytes, timeout, stall_timeout: STALL_TIMEOUT }
     }
 
@@ -58,7 +58,7 @@ impl Bodies {
         deadline: Instant,
     ) -> Result<(Bytes, Held), Problem> {
         let mut body = BytesMut::new();
-        let held = self.held.share();
+        let held = self.held.share(self.max_body_bytes.saturating_mul(64));
         loop {
             let until = deadline.min(Instant::now() + self.stall_timeout);
             let chunk = timeout_at(until.into(), payload.next()).await.map_err(|_| Problem::BodyTimeout)?;
@@ -76,9 +76,9 @@ impl Bodies {
         Refused::BodyTooLarge { max_bytes: self.max_body_bytes }.into()
     }
 
-    /// Bytes of bodies and responses that are held now.
-    pub fn held_bytes(&self) -> usize {
-        self.held.bytes()
+    /// What bodies and responses hold, for the bodies of another deployment to be counted with.
+    pub fn held(&self) -> &Arc<HeldBytes> {
+        &self.held
     }
 }
 
@@ -147,17 +147,20 @@ mod tests {
     /// Whoever falls silent gives back what it made the server hold, long before its request would be late.
     #[actix::test]
     async fn a_body_that_stalls_is_given_up() {
-        let bodies = Bodies { stall_timeout: Duration::from_millis(5), ..Bodies::new(100, Duration::from_mins(1)) };
+        let bodies = Bodies {
+            stall_timeout: Duration::from_millis(5),
+            ..Bodies::new(100, Duration::from_mins(1), Arc::default())
+        };
         let chunk = || stream::iter([Ok(Bytes::from_static(b"some"))]);
         let late = || Instant::now() + Duration::from_mins(1);
         let mut stalled = Box::pin(bodies.collect(chunk().chain(stream::pending()), late()));
         assert!((&mut stalled).now_or_never().is_none());
-        assert_eq!(bodies.held_bytes(), 4, "what has arrived is counted before the rest has");
+        assert_eq!(bodies.held().bytes(), 4, "what has arrived is counted before the rest has");
         assert_eq!(stalled.await.err(), Some(Problem::BodyTimeout));
-        assert_eq!(bodies.held_bytes(), 0);
+        assert_eq!(bodies.held().bytes(), 0);
         let (body, held) = bodies.collect(chunk(), late()).await.unwrap();
-        assert_eq!((&body[..], bodies.held_bytes()), (&b"some"[..], 4));
+        assert_eq!((&body[..], bodies.held().bytes()), (&b"some"[..], 4));
         drop(held);
-        assert_eq!(bodies.held_bytes(), 0);
+        assert_eq!(bodies.held().bytes(), 0);
     }
 }

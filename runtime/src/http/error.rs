@@ -91,6 +91,7 @@ impl Problem {
                 Refused::Internal { .. } => (StatusCode::INTERNAL_SERVER_ERROR, "internal", Failed),
                 Refused::NotReady { .. } => (StatusCode::SERVICE_UNAVAILABLE, "not_ready", Rejected),
                 Refused::Draining => (StatusCode::SERVICE_UNAVAILABLE, "draining", Rejected),
+                Refused::GivenUp => (StatusCode::SERVICE_UNAVAILABLE, "draining", Failed),
                 Refused::Deadline => (StatusCode::GATEWAY_TIMEOUT, "deadline", Failed),
             },
         };

@@ -45,9 +45,11 @@ pub(super) async fn observe(
     let received = Instant::now();
     let metrics = &service.metrics;
     let id = request_id(request.headers());
-    let decides = *request.method() == Method::POST && DECISION_ROUTES.contains(&request.path());
+    // As the routes match it: percent-decoded, where `request.path()` is as it was sent.
+    let path = request.match_info().as_str();
+    let decides = *request.method() == Method::POST && DECISION_ROUTES.contains(&path);
     let mut routes = ROUTES.iter().chain(&ADMIN_ROUTES);
-    let route = routes.find(|(_, route)| *route == request.path()).map_or("other", |(_, route)| route);
+    let route = routes.find(|(_, route)| *route == path).map_or("other", |(_, route)| route);
     let mut ending = decides.then(|| Ending { metrics: Arc::clone(metrics), outcome: Outcome::Cancelled });
     request.extensions_mut().insert(Arrival(received));
 

@@ -50,8 +50,8 @@ mod tests {
     async fn a_text_leaves_whole_and_is_counted_to_its_end() {
         for len in [0, 1, PIECE_BYTES, PIECE_BYTES + 1, 3 * PIECE_BYTES] {
             let text: String = (0..len).map(|i| char::from(b'a' + (i % 26) as u8)).collect();
-            let total = HeldBytes::new(0);
-            let held = total.share();
+            let total = Arc::new(HeldBytes::default());
+            let held = total.share(0);
             held.becomes(len);
             let mut body = HeldText::new(text.clone(), Arc::new(held));
             assert_eq!(body.size(), BodySize::Sized(len as u64));

@@ -136,7 +136,7 @@ pub struct ExecutorMetrics {
     cached_tokens: IntCounter,
     /// `synod_prefix_cache_…`
     pub prefix_cache: PrefixCacheMetrics,
-    /// `synod_cancelled_total`: work, waiting or running, that was dropped because its client had gone.
+    /// `synod_cancelled_total`: requests whose client left while their work waited or ran.
     pub cancelled: IntCounter,
     pub drift: DriftMetrics,
 }
@@ -186,7 +186,7 @@ impl Metrics {
             cancelled: counters(
                 &registry,
                 "synod_cancelled_total",
-                "Requests dropped from a queue or a batch because the client had gone.",
+                "Requests whose client left while their work waited or ran.",
                 &place,
             ),
             tokens: counters(

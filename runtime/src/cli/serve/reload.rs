@@ -47,7 +47,8 @@ impl Reloader {
     /// What is read by others: after the executors, so that a new name is known before a key allows it.
     fn publish(&mut self, deployment: Deployment) {
         self.settings.send_replace(Arc::new(admission(&deployment)));
-        let terms = terms(&deployment, &self.terms.borrow().keys);
+        let before = Arc::clone(&self.terms.borrow());
+        let terms = terms(&deployment, &before.keys, Arc::clone(before.bodies.held()));
         self.terms.send_replace(Arc::new(terms));
         self.running.deployment = deployment;
     }

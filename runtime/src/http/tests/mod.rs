@@ -112,7 +112,7 @@ impl Harness {
         let metrics = Arc::new(Metrics::new());
         let seats = vec![setup.strings.seat("m"), Strings::new().seat("other")];
         let (supervisor, roster) = Supervisor::start_all(seats, setup.supervisor, Arc::clone(&metrics));
-        let bodies = Bodies::new(MAX_BODY_BYTES, setup.admission.request_timeout);
+        let bodies = Bodies::new(MAX_BODY_BYTES, setup.admission.request_timeout, Arc::default());
         let (_, terms) = watch::channel(Arc::new(Terms { keys: setup.keys, bodies }));
         let (_, settings) = watch::channel(Arc::new(setup.admission));
         let (_, cards) = watch::channel(Arc::new(Cards::Unknown));
@@ -159,7 +159,7 @@ impl Harness {
     async fn assert_nothing_is_counted(&self) {
         self.service.admission.gate().idle().await;
         assert_eq!(self.service.admission.gate().tokens(), 0);
-        assert_eq!(self.service.terms.borrow().bodies.held_bytes(), 0);
+        assert_eq!(self.service.terms.borrow().bodies.held().bytes(), 0);
         assert_eq!(self.metric("synod_inflight"), 0);
     }
 }
@@ -406,7 +406,7 @@ async fn long_bodies_hold_up_neither_short_ones_nor_answers() {
 async fn what_departed_clients_sent_stays_counted_until_it_is_gone() {
     let (harness, mut strings) = Harness::start_with(Setup { threads: 1, ..Setup::default() }).await;
     drop(until_held(Box::pin(harness.send(long("render hold"))), &mut strings).await);
-    let reading_bytes = harness.service.terms.borrow().bodies.held_bytes();
+    let reading_bytes = harness.service.terms.borrow().bodies.held().bytes();
     assert!(reading_bytes > 0);
     for left in 2..=4 {
         let mut leaving = Box::pin(harness.send(long("x")));
@@ -416,7 +416,7 @@ async fn what_departed_clients_sent_stays_counted_until_it_is_gone() {
         drop(leaving);
         assert_eq!(harness.metric("synod_inflight"), left);
     }
-    assert!(harness.service.terms.borrow().bodies.held_bytes() > reading_bytes);
+    assert!(harness.service.terms.borrow().bodies.held().bytes() > reading_bytes);
     assert_eq!(harness.ask("x").await.refusal(), (429, "queue_requests".into()));
     strings.let_go();
     harness.assert_nothing_is_counted().await;
@@ -432,6 +432,72 @@ async fn the_end_of_a_drain_answers_what_is_under_way() {
     harness.supervisor.send(Drain).await.unwrap();
     harness.service.admission.end();
     assert_eq!(running.await.refusal(), (503, "draining".into()));
+    harness.assert_nothing_is_counted().await;
+    assert_eq!(harness.ask("x").await.refusal(), (503, "draining".into()));
+    assert_eq!((harness.outcome("failed"), harness.outcome("rejected")), (1, 1), "given up, and refused at the door");
+    assert_eq!(cancelled(&harness), 0, "no client had left");
+}
+
+/// A drain ends the process once nothing is under way: an answer that nobody has yet is.
+#[actix::test]
+async fn a_request_is_under_way_until_its_answer_is_there() {
+    let (harness, _strings) = Harness::start().await;
+    for round in 0..50 {
+        let mut asked = Box::pin(harness.ask("x"));
+        let mut reply = None;
+        while reply.is_none() && harness.metric("synod_inflight") == 0 {
+            reply = (&mut asked).now_or_never();
+        }
+        if reply.is_some() {
+            continue;
+        }
+        // Where both are ready, the answer wins.
+        match select(asked, pin!(harness.service.admission.gate().idle())).await {
+            Either::Left((reply, _)) => assert_eq!(reply.status, 200),
+            Either::Right(_) => panic!("idle before the answer was there, in round {round}"),
+        }
+    }
+}
+
+fn cancelled(harness: &Harness) -> u64 {
+    harness.metric(r#"synod_cancelled_total{device="cpu:0",member="m"}"#)
+}
+
+fn several(states: &[&str]) -> TestRequest {
+    let state = |state: &str| json!({"state": state, "questions": {"q": {"type": "noul"}}});
+    let states: serde_json::Map<String, Value> =
+        states.iter().enumerate().map(|(i, text)| (format!("{i}"), state(text))).collect();
+    post(json!({"model": "m", "states": states}).to_string()).uri("/v1/decisions")
+}
+
+/// A request is one, however many pieces its work has; and the loss of one piece, which drops the others, is nobody's
+/// departure.
+#[actix::test]
+async fn departures_are_counted_by_request() {
+    let (harness, mut strings) = Harness::start().await;
+    drop(until_held(Box::pin(harness.send(several(&["endless", "x", "error"]))), &mut strings).await);
+    harness.assert_nothing_is_counted().await;
+    assert_eq!(cancelled(&harness), 1);
+    // Once for the batch, and once more if what is dropped runs alone before that is noticed.
+    strings.let_go();
+    strings.let_go();
+    let reply = harness.send(several(&["error", "hold"])).await;
+    assert_eq!(reply.refusal(), (500, "inference failed".into()));
+    harness.assert_nothing_is_counted().await;
+    assert_eq!(cancelled(&harness), 1);
+}
+
+/// Routes match what a path says, however it is written: so must what is counted.
+#[actix::test]
+async fn a_path_is_counted_as_it_is_matched() {
+    let (harness, _strings) = Harness::start().await;
+    let reply = harness.send(ask("x").uri("/v1/%73ystemone")).await;
+    assert_eq!(reply.status, 200);
+    assert_eq!(harness.send(get("/v1/%6dodels")).await.status, 200);
+    assert_eq!(harness.outcome("answered"), 1);
+    assert_eq!(harness.metric(r#"synod_requests_total{code="200",route="/v1/systemone"}"#), 1);
+    assert_eq!(harness.metric(r#"synod_requests_total{code="200",route="/v1/models"}"#), 1);
+    assert_eq!(harness.metric(r#"synod_requests_total{code="200",route="other"}"#), 0);
     harness.assert_nothing_is_counted().await;
 }
 
