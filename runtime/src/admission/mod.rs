@@ -380,7 +380,7 @@ impl Attempt {
             Failure::Deadline => Err(Refused::Deadline),
             Failure::Inference { reason } => Err(Refused::Internal { reason }),
             Failure::Lost { is_suspect: true } if self.is_suspect => {
-                Err(Refused::Internal { reason: "the forward panicked on this request alone".into() })
+                Err(Refused::Internal { reason: "a second executor went down over this request alone".into() })
             }
             Failure::Lost { is_suspect: true } => Ok(Attempt { is_suspect: true, ..self }),
             Failure::Lost { is_suspect: false } if self.losses < MOST_LOSSES => {

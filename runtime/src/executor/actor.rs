@@ -13,7 +13,6 @@ use synod_config::OnDrift;
 
 use super::batch::{Batch, Budget};
 use super::drift::{Replay, Round, Standing};
-use super::health::Strikes;
 use super::job::{Computed, Failure, Job};
 use super::{Face, Factory, LoadProgress, Loaded, Queue};
 use crate::family::{Logits, Tree};
@@ -67,7 +66,7 @@ pub enum Event {
     BuildFailed { reason: String },
     /// The forward panicked.
     Panicked,
-    /// The forward failed too often in a row; `reason` is the last error.
+    /// The device or the member failed, with no request to blame.
     Failing { reason: String },
     /// It has given its device back.
     Retired,
@@ -95,7 +94,6 @@ pub struct Executor {
     supervisor: Recipient<Report>,
     /// Absent until built, and from a fault to the next build.
     forward: Option<Box<dyn Forward>>,
-    strikes: Strikes,
     /// What the member that was built is held to.
     replay: Option<Replay>,
     /// What the last round said.
@@ -124,7 +122,6 @@ impl Executor {
             waits_until: None,
             supervisor,
             forward: None,
-            strikes: Strikes::default(),
             replay: None,
             standing: Standing::Unverified,
             round: None,
@@ -255,9 +252,8 @@ impl Executor {
                     round.is_interrupted = true;
                     return None;
                 }
-                Err(Fault::Panic) => return Some(Event::Panicked),
                 // The same request was computed before: it is not to blame.
-                Err(fault) => return Some(Event::Failing { reason: fault.to_string() }),
+                Err(fault) => return Some(fault.into_event()),
             }
         }
         let standing = round.standing();
@@ -304,30 +300,29 @@ impl Executor {
         match result {
             Ok(logits) => {
                 self.queue.load().rate.observe(after.tokens_computed - before.tokens_computed, time);
-                self.strikes.succeeded();
                 answer_all(batch.jobs, logits, started, time);
                 None
-            }
-            Err(Fault::Panic) => {
-                // Closed before anybody hears of it: nobody may come back to this executor.
-                self.queue.close();
-                refuse_all(batch.jobs, &Failure::Lost { is_suspect: true });
-                Some(Event::Panicked)
-            }
-            Err(Fault::Error(reason)) if batch.jobs.len() == 1 => {
-                refuse_all(batch.jobs, &Failure::Inference { reason: reason.clone() });
-                self.strikes.failed().then_some(Event::Failing { reason })
             }
             Err(Fault::Abandoned) => {
                 self.queue.load().rate.observe_abandoned(batch.tokens(), time);
                 batch.jobs.into_iter().for_each(Job::abandon);
                 None
             }
-            Err(Fault::Error(_)) => self.run_one_by_one(forward, batch),
+            Err(Fault::Request(reason)) if batch.jobs.len() == 1 => {
+                refuse_all(batch.jobs, &Failure::Inference { reason });
+                None
+            }
+            Err(Fault::Request(_)) => self.run_one_by_one(forward, batch),
+            Err(fault @ (Fault::Panic | Fault::Device(_))) => {
+                // Closed before anybody hears of it: nobody may come back to this executor.
+                self.queue.close();
+                refuse_all(batch.jobs, &Failure::Lost { is_suspect: true });
+                Some(fault.into_event())
+            }
         }
     }
 
-    /// A batch failed: one of its requests may be to blame, and the others must not pay for it.
+    /// One of the requests of a batch is to blame, and the others must not pay for it.
     fn run_one_by_one(&mut self, forward: &mut dyn Forward, batch: Batch) -> Option<Event> {
         let mut jobs = batch.jobs.into_iter();
         while let Some(job) = jobs.next() {
@@ -366,7 +361,6 @@ impl Handler<Build> for Executor {
         // What the last one held is given back first: two members may not fit.
         let forward = self.forward.take();
         self.discard(forward);
-        self.strikes = Strikes::default();
         (self.replay, self.standing) = (None, Standing::Unverified);
         match self.build(&build) {
             Ok((face, standing)) => {
@@ -460,8 +454,22 @@ pub(super) enum Fault {
     /// Nobody waits for any job of the batch any more.
     #[error("abandoned")]
     Abandoned,
+    /// The trees are to blame.
     #[error("{0}")]
-    Error(String),
+    Request(String),
+    /// The device or the member is to blame, or what runs there.
+    #[error("{0}")]
+    Device(String),
+}
+
+impl Fault {
+    /// What takes an executor out of service after it.
+    fn into_event(self) -> Event {
+        match self {
+            Fault::Panic => Event::Panicked,
+            fault => Event::Failing { reason: fault.to_string() },
+        }
+    }
 }
 
 /// Runs `trees` in one call. A panic is caught here: the forward is not used again after one, so nothing sees what it
@@ -475,11 +483,12 @@ pub(super) fn guarded_forward(
         .map_err(|_| Fault::Panic)?
         .map_err(|error| match error {
             ModelError::Abandoned => Fault::Abandoned,
-            _ => Fault::Error(error.to_string()),
+            _ if error.is_of_request() => Fault::Request(error.to_string()),
+            _ => Fault::Device(error.to_string()),
         })?;
     let fits =
         logits.len() == trees.len() && logits.iter().zip(trees).all(|(blocks, tree)| blocks.len() == tree.blocks.len());
-    if fits { Ok(logits) } else { Err(Fault::Error("the forward gave another number of readouts than asked".into())) }
+    if fits { Ok(logits) } else { Err(Fault::Device("the forward gave another number of readouts than asked".into())) }
 }
 
 fn answer_all(jobs: Vec<Job>, logits: Vec<Vec<Logits>>, started: Instant, forward: Duration) {

@@ -55,7 +55,7 @@ pub struct Computed {
 /// Why a job has no logits.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Failure {
-    /// The forward failed on this job's trees. `reason` is for the log: it holds numbers and names of tensors, never a
+    /// This job's trees are to blame. `reason` is for the log: it holds numbers and names of tensors, never a
     /// text of the request.
     #[error("inference failed: {reason}")]
     Inference { reason: String },

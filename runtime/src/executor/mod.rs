@@ -12,7 +12,6 @@ mod actor;
 mod batch;
 mod drift;
 mod handle;
-mod health;
 mod job;
 mod lanes;
 mod queue;

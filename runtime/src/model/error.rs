@@ -46,3 +46,24 @@ pub enum ModelError {
     #[error(transparent)]
     Kernel(#[from] KernelError),
 }
+
+impl ModelError {
+    /// Whether the trees that were given are to blame. Everything else is the device's or the member's: the same trees
+    /// may be computed elsewhere, and the next ones may fail here.
+    pub fn is_of_request(&self) -> bool {
+        match self {
+            ModelError::TokenId { .. }
+            | ModelError::Readout { .. }
+            | ModelError::NoSpanHead { .. }
+            | ModelError::HeadInputs { .. }
+            | ModelError::BatchTokens { .. } => true,
+            ModelError::Member(_)
+            | ModelError::MissingTensor { .. }
+            | ModelError::UnexpectedTensor { .. }
+            | ModelError::TensorShape { .. }
+            | ModelError::LoadTensor { .. }
+            | ModelError::Abandoned
+            | ModelError::Kernel(_) => false,
+        }
+    }
+}

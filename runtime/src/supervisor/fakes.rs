@@ -24,7 +24,7 @@ use crate::wire::response::{Answer, Decision, Detail, Loc, Refusal};
 
 /// A token that makes the forward panic.
 pub(crate) const PANIC: u32 = 1;
-/// A token that makes the forward fail.
+/// A token that makes the device fail.
 pub(crate) const ERROR: u32 = 2;
 /// A token that makes the forward say that it has begun, and wait.
 pub(crate) const HOLD: u32 = 3;
@@ -32,6 +32,8 @@ pub(crate) const HOLD: u32 = 3;
 pub(crate) const SHORT: u32 = 4;
 /// A token that makes the forward say that it has begun, and go from pass to pass until nobody wants it any more.
 pub(crate) const ENDLESS: u32 = 5;
+/// A token that is not in the vocabulary.
+pub(crate) const UNKNOWN: u32 = 6;
 /// The first token without a meaning.
 pub(crate) const PLAIN: u32 = 10;
 
@@ -50,6 +52,8 @@ pub(crate) struct Puppet {
     pub(crate) is_off: AtomicBool,
     /// Whether recorded cases cannot be read.
     pub(crate) is_unreadable: AtomicBool,
+    /// Whether the embedding file is no longer the one that was verified: forwards fail, and a load makes it good.
+    pub(crate) is_altered: AtomicBool,
     /// How many forwards have been dropped.
     drops: watch::Sender<usize>,
     entered: mpsc::UnboundedSender<()>,
@@ -87,6 +91,7 @@ impl Strings {
             cached_calls: AtomicUsize::new(0),
             is_off: AtomicBool::new(false),
             is_unreadable: AtomicBool::new(false),
+            is_altered: AtomicBool::new(false),
             drops: watch::Sender::new(0),
             entered: entered_sender,
             release: release_receiver,
@@ -167,6 +172,7 @@ fn factory(puppet: &Arc<Puppet>, replay: Option<Replay>) -> Factory {
     let puppet = Arc::clone(puppet);
     Arc::new(move |progress| {
         puppet.loads.fetch_add(1, Ordering::SeqCst);
+        puppet.is_altered.store(false, Ordering::SeqCst);
         let fails = |left: usize| left.checked_sub(1);
         if puppet.fatal_loads.fetch_update(Ordering::SeqCst, Ordering::SeqCst, fails).is_ok() {
             actix::Arbiter::current().stop();
@@ -221,6 +227,12 @@ impl Forward for PuppetForward {
             return Err(ModelError::Abandoned);
         }
         assert!(!firsts.contains(&PANIC), "the test asked for a panic");
+        if firsts.contains(&UNKNOWN) {
+            return Err(ModelError::TokenId { id: UNKNOWN, vocab_size: 6 });
+        }
+        if self.puppet.is_altered.load(Ordering::SeqCst) {
+            return Err(KernelError::Rows { op: "embedding_gather", message: "row 7".into() }.into());
+        }
         if firsts.contains(&ERROR) {
             return Err(KernelError::Resource { op: "linear", message: "no memory".into() }.into());
         }
@@ -307,6 +319,7 @@ impl Family for PuppetFamily {
         let first = match word {
             "panic" => PANIC,
             "error" => ERROR,
+            "unknown" => UNKNOWN,
             "hold" => HOLD,
             "short" => SHORT,
             "endless" => ENDLESS,
