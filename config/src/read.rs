@@ -145,6 +145,10 @@ fn read_server(mut table: Table, report: &mut Report) -> RawServer {
     }
     if let Some(admin) = table.get(report, "admin", ADDRESS, address) {
         server.admin = Some(admin.value);
+        if !admin.value.ip().is_loopback() {
+            let problem = format!("{} asks for no key: who reaches it may load the deployment again", admin.value);
+            report.warning(&admin.place, problem, "let only the machines of your operators reach it");
+        }
         if admin.value == server.bind && admin.value.port() != 0 {
             report.error(&admin.place, "the same address as server.bind", "give another port, or leave it out");
         }

@@ -547,6 +547,20 @@ fn an_open_server_is_asked_for() {
 }
 
 #[test]
+fn an_admin_address_that_others_reach_is_warned_of() {
+    let warnings = |admin: &str| {
+        let (_, warnings) = read(&format!("[server]\nadmin = \"{admin}\"\n{LEAST}")).unwrap();
+        warnings.iter().map(ToString::to_string).collect::<Vec<_>>()
+    };
+    assert_eq!(warnings("127.0.0.1:9"), [""; 0]);
+    assert_eq!(
+        warnings("0.0.0.0:9"),
+        ["etc/synod.toml:2: server.admin: 0.0.0.0:9 asks for no key: who reaches it may load the deployment again; \
+          let only the machines of your operators reach it"]
+    );
+}
+
+#[test]
 fn addresses_and_queues_must_agree_with_themselves() {
     broken(
         "admin = \"127.0.0.1:8101\"",
