@@ -204,15 +204,14 @@ impl Admission {
     /// # Errors
     /// Every [`Refused`].
     pub async fn decide(&self, call: Call, held: Held) -> Result<Answered, Refused> {
-        let mut ended = self.ended.subscribe();
         let permit = self.enter(&self.settings.borrow())?;
         let departure = Departure::default();
-        let answer =
-            match select(pin!(self.answer(call, permit, held, &departure)), pin!(ended.wait_for(|ended| *ended))).await
-            {
-                Either::Left((answer, _)) => answer,
-                Either::Right(_) => Err(Refused::GivenUp),
-            };
+        let mut ended = self.ended.subscribe();
+        let (answer, ended) = (self.answer(call, permit, held, &departure), ended.wait_for(|ended| *ended));
+        let answer = match select(pin!(answer), pin!(ended)).await {
+            Either::Left((answer, _)) => answer,
+            Either::Right(_) => Err(Refused::GivenUp),
+        };
         departure.is_none();
         answer
     }
