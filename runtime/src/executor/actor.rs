@@ -15,8 +15,9 @@ use super::batch::{Batch, Budget};
 use super::drift::{Replay, Round, Standing};
 use super::job::{Computed, Failure, Job};
 use super::{Face, Factory, LoadProgress, Loaded, Queue};
-use crate::family::{Logits, Tree};
+use crate::family::{Family, Logits, Tree};
 use crate::model::{Forward, ModelError};
+use crate::wire::response::StateError;
 
 /// Asks for a (new) member on this executor's device.
 #[derive(Message)]
@@ -186,7 +187,7 @@ impl Executor {
         self.report(event);
     }
 
-    /// Builds the member and holds it to its recorded cases.
+    /// Builds the member, has it compute something of every kind and holds it to its recorded cases.
     ///
     /// # Errors
     /// Why it cannot serve.
@@ -195,7 +196,9 @@ impl Executor {
         let built = catch_unwind(AssertUnwindSafe(|| (self.factory)(&build.progress)));
         let built = built.map_err(|_| failed("the loader panicked".into()))?;
         let Loaded { mut forward, face, replay } = built.map_err(|error| failed(error.to_string()))?;
-        let first = if let Some(replay) = &replay {
+        let first = if let Err(reason) = warm_up(&mut *forward, &*face.family) {
+            Err(failed(format!("warm-up: {reason}")))
+        } else if let Some(replay) = &replay {
             self.first_round(&mut *forward, replay)
         } else {
             self.queue.metrics().drift.unverified();
@@ -489,6 +492,20 @@ pub(super) fn guarded_forward(
     let fits =
         logits.len() == trees.len() && logits.iter().zip(trees).all(|(blocks, tree)| blocks.len() == tree.blocks.len());
     if fits { Ok(logits) } else { Err(Fault::Device("the forward gave another number of readouts than asked".into())) }
+}
+
+/// Computes the family's warm-up. No metric counts it, and nothing of it is kept.
+///
+/// # Errors
+/// Why the member cannot serve.
+fn warm_up(forward: &mut dyn Forward, family: &dyn Family) -> Result<(), String> {
+    let plan = catch_unwind(AssertUnwindSafe(|| family.warm_up())).map_err(|_| "the family panicked".to_owned())?;
+    let plan = plan.map_err(|refusal| StateError::from(refusal).message)?;
+    let trees: Vec<&Tree> = plan.trees.iter().collect();
+    forward.use_prefix_cache(false);
+    guarded_forward(forward, &trees, &|| true).map_err(|fault| fault.to_string())?;
+    forward.use_prefix_cache(true);
+    Ok(())
 }
 
 fn answer_all(jobs: Vec<Job>, logits: Vec<Vec<Logits>>, started: Instant, forward: Duration) {

@@ -368,6 +368,35 @@ async fn loads_that_fail_are_tried_again() {
     assert_eq!(logit(fixture.submit(PLAIN, 5)).await, Ok(PLAIN as f32));
 }
 
+/// What fails the first time fails before anybody asks.
+#[actix::test]
+async fn a_warm_up_that_fails_is_a_failed_load() {
+    let strings = Strings::new();
+    strings.puppet.failing_warm_ups.store(1, Ordering::SeqCst);
+    let metrics = Arc::new(Metrics::new());
+    let (_, roster) = Supervisor::start_all(vec![strings.seat("m")], patient_settings(), Arc::clone(&metrics));
+    let mut fixture = Fixture { strings, roster, metrics };
+    let has_failed = |roster: &Arc<Roster>| roster.members[0].replicas[0].state.name() == "failed";
+    let failed = fixture.roster.wait_for(has_failed).await.unwrap().members[0].replicas[0].state.clone();
+    let ExecutorState::Failed { reason } = failed else { unreachable!() };
+    assert_eq!(reason, "warm-up: linear: no memory");
+    fixture.strings.dropped(1).await;
+    assert_eq!(fixture.restarts("load"), 1);
+}
+
+#[actix::test]
+async fn every_load_is_warmed_up_and_nothing_of_that_is_counted() {
+    let mut fixture = Fixture::start().await;
+    let warm_ups = |fixture: &Fixture| fixture.strings.puppet.warm_ups.load(Ordering::SeqCst);
+    assert_eq!(warm_ups(&fixture), 1);
+    let tokens = fixture.metric(r#"synod_tokens_total{device="cpu:0",kind="computed",member="m"}"#);
+    assert_eq!(tokens.as_deref(), Some("0"));
+    assert_eq!(fixture.handle().tokens_per_second(), None);
+    assert_eq!(logit(fixture.submit(PANIC, 5)).await, Err(SUSPECT));
+    fixture.ready_after(2).await;
+    assert_eq!(warm_ups(&fixture), 2);
+}
+
 #[actix::test]
 async fn a_failed_load_shows_its_reason_and_a_running_one_its_progress() {
     let strings = Strings::new();

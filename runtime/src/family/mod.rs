@@ -180,6 +180,13 @@ pub trait Family: Send + Sync {
         strictness: Strictness,
     ) -> Result<Rendered, Refusal>;
 
+    /// A small plan with a readout of every kind that the member has. It is computed before anybody asks, so that what a
+    /// device does only the first time is done, and what fails there fails a load and no request.
+    ///
+    /// # Errors
+    /// As [`render`](Self::render): the member reads nothing as it should.
+    fn warm_up(&self) -> Result<Plan, Refusal>;
+
     /// The type that a question names, or that its preset has: one of [`question_types`](Self::question_types).
     fn question_kind(&self, question: &Question) -> Option<&'static str>;
 

@@ -34,6 +34,8 @@ pub(crate) const SHORT: u32 = 4;
 pub(crate) const ENDLESS: u32 = 5;
 /// A token that is not in the vocabulary.
 pub(crate) const UNKNOWN: u32 = 6;
+/// The token of the warm-up, of which nothing is counted.
+const WARM_UP: u32 = 7;
 /// The first token without a meaning.
 pub(crate) const PLAIN: u32 = 10;
 
@@ -44,7 +46,11 @@ pub(crate) struct Puppet {
     pub(crate) loads: AtomicUsize,
     /// How many of the next loads end their own thread.
     pub(crate) fatal_loads: AtomicUsize,
-    /// The prefixes' first tokens of every call of the forward, in order.
+    /// How many of the next warm-ups fail.
+    pub(crate) failing_warm_ups: AtomicUsize,
+    /// How many warm-ups were computed, none of them with kept prefixes.
+    pub(crate) warm_ups: AtomicUsize,
+    /// The prefixes' first tokens of every other call of the forward, in order.
     pub(crate) calls: Mutex<Vec<Vec<u32>>>,
     /// How many of the calls may have used kept prefixes.
     pub(crate) cached_calls: AtomicUsize,
@@ -87,6 +93,8 @@ impl Strings {
             failing_loads: AtomicUsize::new(0),
             loads: AtomicUsize::new(0),
             fatal_loads: AtomicUsize::new(0),
+            failing_warm_ups: AtomicUsize::new(0),
+            warm_ups: AtomicUsize::new(0),
             calls: Mutex::default(),
             cached_calls: AtomicUsize::new(0),
             is_off: AtomicBool::new(false),
@@ -203,6 +211,22 @@ struct PuppetForward {
     is_cached: bool,
 }
 
+impl PuppetForward {
+    fn warm_up(&self) -> Result<Vec<Vec<Logits>>, ModelError> {
+        assert!(!self.is_cached, "a warm-up keeps nothing");
+        let fails = |left: usize| left.checked_sub(1);
+        if self.puppet.failing_warm_ups.fetch_update(Ordering::SeqCst, Ordering::SeqCst, fails).is_ok() {
+            return Err(no_memory());
+        }
+        self.puppet.warm_ups.fetch_add(1, Ordering::SeqCst);
+        Ok(vec![vec![Logits { values: vec![0.0], columns: 1 }]])
+    }
+}
+
+fn no_memory() -> ModelError {
+    KernelError::Resource { op: "linear", message: "no memory".into() }.into()
+}
+
 impl Drop for PuppetForward {
     fn drop(&mut self) {
         self.puppet.drops.send_modify(|drops| *drops += 1);
@@ -212,6 +236,9 @@ impl Drop for PuppetForward {
 impl Forward for PuppetForward {
     fn forward(&mut self, trees: &[&Tree], keep_going: &dyn Fn() -> bool) -> Result<Vec<Vec<Logits>>, ModelError> {
         let firsts: Vec<u32> = trees.iter().map(|tree| tree.prefix[0]).collect();
+        if firsts == [WARM_UP] {
+            return self.warm_up();
+        }
         self.puppet.calls.lock().unwrap().push(firsts.clone());
         self.puppet.cached_calls.fetch_add(usize::from(self.is_cached), Ordering::SeqCst);
         if firsts.contains(&HOLD) {
@@ -234,7 +261,7 @@ impl Forward for PuppetForward {
             return Err(KernelError::Rows { op: "embedding_gather", message: "row 7".into() }.into());
         }
         if firsts.contains(&ERROR) {
-            return Err(KernelError::Resource { op: "linear", message: "no memory".into() }.into());
+            return Err(no_memory());
         }
         if firsts.contains(&SHORT) {
             return Ok(Vec::new());
@@ -339,6 +366,10 @@ impl Family for PuppetFamily {
         let plan = if word == "nothing" { Plan::default() } else { plan(first, 50) };
         let ids = questions.iter().map(|(id, _)| id.clone()).collect();
         Ok(Rendered { plan, pending: Box::new(PuppetPending { ids, not_finite: word == "not finite" }) })
+    }
+
+    fn warm_up(&self) -> Result<Plan, Refusal> {
+        Ok(plan(WARM_UP, 5))
     }
 
     fn question_kind(&self, question: &Question) -> Option<&'static str> {

@@ -22,10 +22,10 @@ use self::layout::{Layout, LayoutError, LayoutParameters, Layouter, TokenPart};
 use self::questions::{Kind, Problem, Question, read_questions};
 use self::state::{Part, Role, State, StateProblem, read_state};
 use self::tokens::{Tokenizer, TokenizerError};
-use super::{Family, Plan, Rendered};
+use super::{Family, Plan, Rendered, SpanHead};
 use crate::member::MemberFiles;
 use crate::wire::canonical::compact;
-use crate::wire::json::Value;
+use crate::wire::json::{Value, parse_text};
 use crate::wire::request::{self, Limits, Strictness};
 use crate::wire::response::{Detail, Loc, MAX_ECHO_CHARS, Refusal};
 
@@ -254,6 +254,23 @@ impl Family for Vela {
     ) -> Result<Rendered, Refusal> {
         let (plan, pending) = self.plan(self.lay_out(state, questions, strictness)?);
         Ok(Rendered { plan, pending: Box::new(pending) })
+    }
+
+    /// A set, which is read by the candidate head and its bias, and a span for each span head.
+    fn warm_up(&self) -> Result<Plan, Refusal> {
+        let heads = [Some(SpanHead::Router), self.has_broad.then_some(SpanHead::Broad)];
+        let spans = heads.into_iter().flatten().map(|head| {
+            let head = head.name();
+            let question =
+                format!(r#"{{"type":"span","instructions":"Mark.","criteria":{{"a":null}},"head":"{head}"}}"#);
+            (head.to_owned(), question)
+        });
+        let set = r#"{"type":"set","instructions":"Which?","criteria":{"a":null,"b":null}}"#.to_owned();
+        let questions = [("set".to_owned(), set)].into_iter().chain(spans);
+        let read = |text: &str| parse_text(text).expect("what is written here is JSON");
+        let questions: Vec<_> = questions.map(|(id, text)| (id, read(&text))).collect();
+        // A deployment may allow less than these ask.
+        Ok(self.as_released().render(&read("\"Hi\""), &questions, Strictness::AllOrNothing)?.plan)
     }
 
     fn question_kind(&self, question: &request::Question) -> Option<&'static str> {

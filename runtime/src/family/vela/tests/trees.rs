@@ -50,3 +50,31 @@ fn laid_out(case: &Case) -> (Vec<TokenPart>, Vec<Question>, Result<Layout, Layou
     let layout = vela.layouter.lay_out(&vela.tokenizer, &parts, &questions, strictness);
     (parts, questions, layout)
 }
+
+/// Every head that a member has, and few tokens: it is computed at every load, on the slowest device, too.
+#[test]
+fn a_warm_up_has_every_readout_of_its_member() {
+    for member in ["tiny-08b", "tiny-router", "tiny-short"] {
+        let vela = vela("vela", member);
+        let plan = vela.warm_up().unwrap();
+        let mut kinds = Vec::new();
+        for block in plan.trees.iter().flat_map(|tree| &tree.blocks) {
+            kinds.push(match &block.readout {
+                Readout::Candidates { set_bias, .. } => {
+                    if *set_bias {
+                        "set"
+                    } else {
+                        "candidates"
+                    }
+                }
+                Readout::Spans { head, words, .. } => {
+                    assert_eq!(words.len(), 1, "{member}: a span without words computes nothing");
+                    head.name()
+                }
+            });
+        }
+        let expected: &[&str] = if vela.has_broad { &["set", "router", "broad"] } else { &["set", "router"] };
+        assert_eq!(kinds, expected, "{member}");
+        assert!(plan.tokens() < 300, "{member}: found {} tokens", plan.tokens());
+    }
+}
