@@ -1,6 +1,7 @@
 //! The supervisor actor: executors in their lives, and the roster that shows them.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -8,7 +9,7 @@ use actix::{Actor, Addr, Arbiter, AsyncContext, Context, Handler, Message};
 use tokio::sync::watch;
 
 use super::backoff::{Backoff, Policy, Verdict};
-use super::reload::{Reload, ReloadError, Reloaded, Room};
+use super::reload::{Claims, Reload, ReloadError, Reloaded, Room};
 use super::roster::{ExecutorState, Listing, Member, Replica, Roster};
 use super::{Demand, Seat};
 use crate::executor::{Batching, Build, Event, Executor, Face, Factory, Handle, LoadProgress, Queue, Report, Standing};
@@ -34,7 +35,11 @@ pub struct Supervisor {
     is_draining: bool,
     roster: watch::Sender<Arc<Roster>>,
     metrics: Arc<Metrics>,
+    threads: Threads,
 }
+
+/// Starts a thread for an executor.
+pub(super) type Threads = Box<dyn Fn() -> io::Result<Arbiter>>;
 
 /// An executor.
 struct Placed {
@@ -45,7 +50,8 @@ struct Placed {
     batching: Batching,
     factory: Factory,
     queue: Arc<Queue>,
-    executor: Addr<Executor>,
+    /// Absent while it has no thread: before its first build, and after its thread was found to have ended.
+    executor: Option<Addr<Executor>>,
     /// Gone once it retires: it ends when the last request has let go of it, too.
     handle: Option<Handle>,
     role: Role,
@@ -95,6 +101,15 @@ impl Supervisor {
         settings: Settings,
         metrics: Arc<Metrics>,
     ) -> (Addr<Supervisor>, watch::Receiver<Arc<Roster>>) {
+        Self::start_all_on(Box::new(Arbiter::try_new), seats, settings, metrics)
+    }
+
+    pub(super) fn start_all_on(
+        threads: Threads,
+        seats: Vec<Seat>,
+        settings: Settings,
+        metrics: Arc<Metrics>,
+    ) -> (Addr<Supervisor>, watch::Receiver<Arc<Roster>>) {
         let (sender, roster) = watch::channel(Arc::new(Roster::default()));
         let supervisor = Supervisor::create(|ctx| {
             let mut supervisor = Supervisor {
@@ -105,6 +120,7 @@ impl Supervisor {
                 is_draining: false,
                 roster: sender,
                 metrics,
+                threads,
             };
             supervisor.seat_all(seats, false, ctx);
             supervisor
@@ -144,7 +160,7 @@ impl Supervisor {
                 self.retire(number);
             }
         }
-        self.settle();
+        self.settle(ctx);
         done
     }
 
@@ -174,7 +190,7 @@ impl Supervisor {
         }
     }
 
-    /// Starts an executor. It begins to load at once if it is `Current`.
+    /// Adds an executor. It is started at once if it is `Current`.
     fn place(
         &mut self,
         member: &str,
@@ -187,7 +203,6 @@ impl Supervisor {
         let number = self.next_number;
         self.next_number += 1;
         let queue = Queue::new(self.metrics.executor(member, &device));
-        let executor = start_executor(number, &device, &factory, &queue, batching, ctx);
         let placed = Placed {
             member: member.to_owned(),
             device,
@@ -195,9 +210,9 @@ impl Supervisor {
             demand,
             batching,
             factory,
-            handle: Some(Handle::new(Arc::clone(&queue), executor.clone())),
+            handle: Some(Handle::new(Arc::clone(&queue), nobody())),
             queue,
-            executor,
+            executor: None,
             role,
             state: ExecutorState::Loading(Arc::default()),
             face: None,
@@ -210,17 +225,31 @@ impl Supervisor {
         };
         self.placed.insert(number, placed);
         if role == Role::Current {
-            self.build(number);
+            self.build(number, ctx);
         }
     }
 
-    fn build(&mut self, number: usize) {
+    /// Has an executor load, on another thread if it has none.
+    fn build(&mut self, number: usize, ctx: &mut Context<Self>) {
         let Some(placed) = self.placed.get_mut(&number) else { return };
         let progress = Arc::new(LoadProgress::default());
         placed.state = ExecutorState::Loading(Arc::clone(&progress));
         placed.loading_since = Instant::now();
         placed.builds += 1;
-        placed.executor.do_send(Build { progress });
+        if placed.is_lost() {
+            tracing::error!(member = placed.member, device = placed.device, "the executor's thread ended");
+            self.metrics.restarted(&placed.member, &placed.device, "lost");
+            placed.executor = None;
+        }
+        let executor = match placed.executor.clone().map_or_else(|| placed.start_on(&self.threads, number, ctx), Ok) {
+            Ok(executor) => executor,
+            Err(error) => {
+                let reason = format!("no thread for the executor: {error}");
+                tracing::error!(member = placed.member, device = placed.device, reason, "could not be loaded");
+                return self.failed(number, "load", |reason| ExecutorState::Failed { reason }, reason, ctx);
+            }
+        };
+        executor.do_send(Build { progress });
     }
 
     /// Lets go of an executor: requests that have it finish, and then it ends.
@@ -230,10 +259,13 @@ impl Supervisor {
         placed.role = Role::Retiring;
         placed.is_awaited = false;
         placed.handle = None;
+        if placed.executor.is_none() {
+            self.remove(number);
+        }
     }
 
     /// After any change: what has served its time retires, what waited for room is built, and everybody is told.
-    fn settle(&mut self) {
+    fn settle(&mut self, ctx: &mut Context<Self>) {
         for number in self.of_role(Role::Former) {
             if self.placed.get(&number).is_some_and(|former| self.is_succeeded(&former.member)) {
                 self.retire(number);
@@ -244,7 +276,7 @@ impl Supervisor {
                 if let Some(placed) = self.placed.get_mut(&number) {
                     placed.role = Role::Current;
                 }
-                self.build(number);
+                self.build(number, ctx);
             }
         }
         self.publish();
@@ -319,31 +351,87 @@ impl Supervisor {
         }
     }
 
-    /// Replaces executors whose thread is gone: messages to them are dropped in silence.
+    /// Takes executors out of service whose thread is gone: messages to them are dropped in silence. Those that wait
+    /// to be built get another one then.
     fn look_for_lost(&mut self, ctx: &mut Context<Self>) {
-        let lost: Vec<usize> =
-            self.placed.iter().filter(|(_, placed)| !placed.executor.connected()).map(|(number, _)| *number).collect();
+        let runs = |state: &ExecutorState| matches!(state, ExecutorState::Loading(_) | ExecutorState::Ready);
+        let is_due = |placed: &Placed| placed.is_lost() && (placed.role == Role::Retiring || runs(&placed.state));
+        let lost = self.placed.iter().filter(|(_, placed)| is_due(placed));
+        let lost: Vec<usize> = lost.map(|(number, _)| *number).collect();
         for &number in &lost {
             let Some(placed) = self.placed.get_mut(&number) else { continue };
             tracing::error!(member = placed.member, device = placed.device, "the executor's thread ended");
             placed.queue.close();
+            placed.executor = None;
             if placed.role == Role::Retiring {
                 self.remove(number);
                 continue;
             }
-            let Placed { device, factory, queue, batching, .. } = &*placed;
-            placed.executor = start_executor(number, device, factory, queue, *batching, ctx);
-            placed.handle = Some(Handle::new(Arc::clone(&placed.queue), placed.executor.clone()));
             let reason = "the executor's thread ended".to_owned();
             self.failed(number, "lost", |reason| ExecutorState::Restarting { reason }, reason, ctx);
         }
         if !lost.is_empty() {
-            self.settle();
+            self.settle(ctx);
         }
     }
 }
 
 impl Placed {
+    /// Whether its thread has ended without being told to.
+    fn is_lost(&self) -> bool {
+        self.executor.as_ref().is_some_and(|executor| !executor.connected())
+    }
+
+    /// Starts it on a thread of its own, where it waits to be told to build.
+    fn start_on(
+        &mut self,
+        threads: &Threads,
+        number: usize,
+        ctx: &mut Context<Supervisor>,
+    ) -> io::Result<Addr<Executor>> {
+        let thread = threads()?;
+        let supervisor = ctx.address().recipient();
+        let (factory, queue, batching) = (Arc::clone(&self.factory), Arc::clone(&self.queue), self.batching);
+        let thread_name = format!("exec-{}", self.device);
+        let executor = Executor::start_in_arbiter(&thread.handle(), move |_| {
+            name_thread(&thread_name);
+            Executor::new(number, factory, queue, batching, supervisor)
+        });
+        self.executor = Some(executor.clone());
+        self.handle = Some(Handle::new(Arc::clone(&self.queue), executor.clone()));
+        Ok(executor)
+    }
+
+    fn need_bytes(&self) -> u64 {
+        self.demand.as_ref().map_or(0, |demand| demand.need.total())
+    }
+
+    /// Whether it holds all that it needs.
+    fn is_loaded(&self) -> bool {
+        match &self.state {
+            ExecutorState::Ready => true,
+            ExecutorState::Loading(progress) => {
+                let (done, total) = progress.bytes();
+                total > 0 && done >= total
+            }
+            _ => false,
+        }
+    }
+
+    /// What it will take beside what it holds, once it is built. While it loads, its memory grows as its files are
+    /// read.
+    fn outstanding_bytes(&self) -> u64 {
+        if self.is_loaded() {
+            return 0;
+        }
+        let (done, total) = match &self.state {
+            ExecutorState::Loading(progress) => progress.bytes(),
+            _ => (0, 0),
+        };
+        let left = 1.0 - done as f64 / total.max(1) as f64;
+        (self.need_bytes() as f64 * left) as u64
+    }
+
     /// Its entry in the roster.
     fn replica(&self) -> Option<Replica> {
         let handle = self.handle.clone()?;
@@ -358,22 +446,9 @@ impl Placed {
     }
 }
 
-/// Starts an executor on a thread of its own.
-fn start_executor(
-    number: usize,
-    device: &str,
-    factory: &Factory,
-    queue: &Arc<Queue>,
-    batching: Batching,
-    ctx: &mut Context<Supervisor>,
-) -> Addr<Executor> {
-    let supervisor = ctx.address().recipient();
-    let (factory, queue) = (Arc::clone(factory), Arc::clone(queue));
-    let thread_name = format!("exec-{device}");
-    Executor::start_in_arbiter(&Arbiter::new().handle(), move |_| {
-        name_thread(&thread_name);
-        Executor::new(number, factory, queue, batching, supervisor)
-    })
+/// The address of an executor that has no thread.
+fn nobody() -> Addr<Executor> {
+    Context::<Executor>::new().address()
 }
 
 /// Names the calling thread for `top` and debuggers, where `/proc` allows it. An arbiter starts its thread under a
@@ -433,17 +508,17 @@ impl Handler<Report> for Supervisor {
                 self.remove(placement);
             }
         }
-        self.settle();
+        self.settle(ctx);
     }
 }
 
 impl Handler<Rebuild> for Supervisor {
     type Result = ();
 
-    fn handle(&mut self, Rebuild { placement, builds }: Rebuild, _: &mut Self::Context) {
+    fn handle(&mut self, Rebuild { placement, builds }: Rebuild, ctx: &mut Self::Context) {
         let is_due = |placed: &Placed| placed.builds == builds && !matches!(placed.role, Role::Retiring | Role::Held);
         if self.placed.get(&placement).is_some_and(is_due) {
-            self.build(placement);
+            self.build(placement, ctx);
             self.publish();
         }
     }
@@ -472,16 +547,25 @@ impl Handler<Reload> for Supervisor {
             let mut placements = of_member.flat_map(|seat| &seat.placements);
             placements.any(|it| it.device == placed.device && it.fingerprint == placed.fingerprint)
         };
-        let (kept, freed): (Vec<&Placed>, Vec<&Placed>) = self.placed.values().partition(|placed| keeps(placed));
+        let (kept, gone): (Vec<&Placed>, Vec<&Placed>) = self.placed.values().partition(|placed| keeps(placed));
         let is_kept = |seat: &Seat, placement: &super::Placement| {
             kept.iter().any(|placed| placed.member == seat.listing.name && placed.device == placement.device)
         };
         let wanted = seats.iter().flat_map(|seat| seat.placements.iter().filter(|it| !is_kept(seat, it)));
         let wanted: Vec<Demand> = wanted.filter_map(|placement| placement.demand.clone()).collect();
-        let freed: Vec<Demand> = freed.iter().filter_map(|placed| placed.demand.clone()).collect();
-        let room = available_bytes.map_or(Ok(Room::Beside), |bytes| Room::find(&wanted, &freed, bytes))?;
+        let is_loading = |placed: &&&Placed| placed.builds > 0 && matches!(placed.state, ExecutorState::Loading(_));
+        let claims = Claims {
+            kept: kept.iter().map(|placed| placed.outstanding_bytes()).sum(),
+            loading: gone.iter().filter(is_loading).map(|placed| placed.outstanding_bytes()).sum(),
+            freed: gone.iter().filter(|placed| placed.is_loaded()).map(|placed| placed.need_bytes()).sum(),
+        };
+        let room = available_bytes.map_or(Ok(Room::Beside), |bytes| Room::find(&wanted, &claims, bytes))?;
         if room == Room::After {
             tracing::warn!("old and new executors do not fit together: the old ones stop first, and requests wait");
+        }
+        if seats.iter().any(|seat| seat.placements.iter().any(|it| !is_kept(seat, it))) {
+            // Whether there is a thread at all is better known before anything stops.
+            (self.threads)().map_err(|error| ReloadError::Thread(error.to_string()))?.stop();
         }
         self.settings = settings;
         Ok(self.seat_all(seats, room == Room::After, ctx))

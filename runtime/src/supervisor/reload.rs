@@ -33,6 +33,9 @@ pub enum ReloadError {
     /// Not even without the executors that it stops.
     #[error(transparent)]
     Memory(#[from] Box<Shortage>),
+    /// The system gives no thread to load on: too many files are open, or too many processes run.
+    #[error("executors: expected another thread, found none ({0}); raise the limits of open files and of processes")]
+    Thread(String),
 }
 
 /// When new executors can be loaded.
@@ -44,17 +47,29 @@ pub(super) enum Room {
     After,
 }
 
+/// What the executors that run claim of the memory beside what they hold, in bytes.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Claims {
+    /// Those that are kept will still take this.
+    pub(super) kept: u64,
+    /// Those that are not kept, but load now, will still take this until they stop.
+    pub(super) loading: u64,
+    /// Those that are not kept give this back when they stop.
+    pub(super) freed: u64,
+}
+
 impl Room {
-    /// For what is `wanted` where `freed` comes free and `available_bytes` are left beside it.
+    /// For what is `wanted` beside the `claims` of what runs, where `available_bytes` are left.
     ///
     /// # Errors
-    /// [`Shortage`] if it does not fit even then.
-    pub(super) fn find(wanted: &[Demand], freed: &[Demand], available_bytes: u64) -> Result<Self, Box<Shortage>> {
-        if check_room(wanted, available_bytes).is_ok() {
+    /// [`Shortage`] if it does not fit even once what is not kept has stopped.
+    pub(super) fn find(wanted: &[Demand], claims: &Claims, available_bytes: u64) -> Result<Self, Box<Shortage>> {
+        let beside_bytes = available_bytes.saturating_sub(claims.kept.saturating_add(claims.loading));
+        if check_room(wanted, beside_bytes).is_ok() {
             return Ok(Room::Beside);
         }
-        let freed_bytes = freed.iter().fold(0u64, |sum, demand| sum.saturating_add(demand.need.total()));
-        check_room(wanted, available_bytes.saturating_add(freed_bytes)).map(|()| Room::After)
+        let after_bytes = available_bytes.saturating_add(claims.freed).saturating_sub(claims.kept);
+        check_room(wanted, after_bytes).map(|()| Room::After)
     }
 }
 
@@ -62,6 +77,8 @@ impl Room {
 mod tests {
     use super::*;
     use crate::model::memory::MemoryNeed;
+
+    const FREES: Claims = Claims { kept: 0, loading: 0, freed: 50 };
 
     fn demands(bytes: &[u64]) -> Vec<Demand> {
         let demand = |linear: &u64| Demand {
@@ -74,15 +91,25 @@ mod tests {
 
     #[test]
     fn what_fits_beside_does_not_wait() {
-        assert_eq!(Room::find(&demands(&[40, 60]), &demands(&[50]), 100), Ok(Room::Beside));
-        assert_eq!(Room::find(&[], &demands(&[50]), 0), Ok(Room::Beside));
+        assert_eq!(Room::find(&demands(&[40, 60]), &FREES, 100), Ok(Room::Beside));
+        assert_eq!(Room::find(&[], &FREES, 0), Ok(Room::Beside));
     }
 
     #[test]
     fn what_fits_after_waits_and_what_never_fits_is_refused() {
-        assert_eq!(Room::find(&demands(&[40, 61]), &demands(&[50]), 100), Ok(Room::After));
-        assert_eq!(Room::find(&demands(&[150]), &demands(&[50]), 100), Ok(Room::After));
-        let shortage = Room::find(&demands(&[151]), &demands(&[50]), 100).unwrap_err();
+        assert_eq!(Room::find(&demands(&[40, 61]), &FREES, 100), Ok(Room::After));
+        assert_eq!(Room::find(&demands(&[150]), &FREES, 100), Ok(Room::After));
+        let shortage = Room::find(&demands(&[151]), &FREES, 100).unwrap_err();
         assert_eq!(shortage.available_bytes, 150);
+    }
+
+    #[test]
+    fn what_others_will_still_take_is_not_given_twice() {
+        let claims = Claims { kept: 30, loading: 20, freed: 50 };
+        assert_eq!(Room::find(&demands(&[50]), &claims, 100), Ok(Room::Beside));
+        assert_eq!(Room::find(&demands(&[51]), &claims, 100), Ok(Room::After));
+        assert_eq!(Room::find(&demands(&[120]), &claims, 100), Ok(Room::After));
+        assert_eq!(Room::find(&demands(&[121]), &claims, 100).unwrap_err().available_bytes, 120);
+        assert_eq!(Room::find(&[], &claims, 0), Ok(Room::Beside));
     }
 }

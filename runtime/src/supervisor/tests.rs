@@ -1,14 +1,14 @@
 //! Deployments that follow each other, over puppet members.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use actix::Addr;
+use actix::{Addr, Arbiter};
 use tokio::sync::watch;
 
 use super::fakes::{HOLD, PLAIN, Strings, nothing, patient_settings, plan, settings};
-use super::{Demand, Outlook, Reload, ReloadError, Reloaded, Roster, Seat, Supervisor};
+use super::{Demand, Outlook, Reload, ReloadError, Reloaded, Replica, Roster, Seat, Supervisor};
 use crate::executor::{Lane, Reply, Work};
 use crate::metrics::Metrics;
 use crate::model::memory::MemoryNeed;
@@ -193,6 +193,55 @@ async fn what_never_fits_changes_nothing() {
     let seat = sized(changed(&mut strings, &["cpu:0"]), 101);
     let Err(ReloadError::Memory(shortage)) = fixture.reload(vec![seat], Some(40)).await else { panic!("it fits") };
     assert_eq!(shortage.available_bytes, 100);
+    assert!(fixture.roster().is_ready());
+    assert!(fixture.submit(0, PLAIN).await.is_ok());
+    assert_eq!(strings.puppet.loads.load(Ordering::SeqCst), 1);
+}
+
+/// What could not be loaded gives nothing back, and what waits for its memory will have it.
+#[actix::test]
+async fn only_what_is_held_comes_free_and_what_is_claimed_is_not_given_twice() {
+    let mut strings = Strings::new();
+    strings.puppet.failing_loads.store(1, Ordering::SeqCst);
+    let seats = vec![sized(strings.seat("m"), 60)];
+    let (supervisor, roster) = Supervisor::start_all(seats, patient_settings(), Arc::new(Metrics::new()));
+    let mut fixture = Fixture { supervisor, roster };
+    fixture.until(|roster| roster.members[0].replicas[0].state.name() == "failed").await;
+    let seat = sized(changed(&mut strings, &["cpu:0"]), 41);
+    let Err(ReloadError::Memory(shortage)) = fixture.reload(vec![seat], Some(40)).await else { panic!("it fits") };
+    assert_eq!(shortage.available_bytes, 40);
+    // The failed one is kept and built again: what is left beside it is too little for another.
+    strings.fingerprint = "first".into();
+    let seats = vec![sized(strings.seat_on("m", &["cpu:0", "cpu:1"]), 60)];
+    let Err(ReloadError::Memory(shortage)) = fixture.reload(seats, Some(119)).await else { panic!("it fits") };
+    assert_eq!(shortage.available_bytes, 59);
+    assert_eq!(strings.puppet.loads.load(Ordering::SeqCst), 1);
+    let seats = vec![sized(strings.seat_on("m", &["cpu:0", "cpu:1"]), 60)];
+    let done = fixture.reload(seats, Some(120)).await.unwrap();
+    assert_eq!(done, Reloaded { kept: 1, started: 1, stopped: 0 });
+    fixture.until(|roster| roster.members[0].replicas.iter().all(Replica::is_ready)).await;
+}
+
+/// Where the system gives no more threads, a start is tried again and a reload changes nothing.
+#[actix::test]
+async fn a_thread_that_cannot_be_started_is_a_failure_like_others() {
+    let mut strings = Strings::new();
+    let missing = Arc::new(AtomicUsize::new(1));
+    let left = Arc::clone(&missing);
+    let threads = move || match left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)) {
+        Ok(_) => Err(std::io::Error::other("too many open files")),
+        Err(_) => Arbiter::try_new(),
+    };
+    let (seats, metrics) = (vec![strings.seat("m")], Arc::new(Metrics::new()));
+    let (supervisor, roster) = Supervisor::start_all_on(Box::new(threads), seats, patient_settings(), metrics);
+    let mut fixture = Fixture { supervisor, roster };
+    fixture.until(|roster| roster.members[0].replicas.iter().any(|r| r.state.name() == "failed")).await;
+    fixture.reload(vec![strings.seat("m")], None).await.unwrap();
+    fixture.until(Roster::is_ready).await;
+    missing.store(1, Ordering::SeqCst);
+    let seat = changed(&mut strings, &["cpu:0"]);
+    let refused = fixture.reload(vec![seat], None).await.unwrap_err();
+    assert_eq!(refused, ReloadError::Thread("too many open files".into()));
     assert!(fixture.roster().is_ready());
     assert!(fixture.submit(0, PLAIN).await.is_ok());
     assert_eq!(strings.puppet.loads.load(Ordering::SeqCst), 1);
