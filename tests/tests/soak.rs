@@ -12,9 +12,9 @@ use synod_tests::server::Server;
 
 const SYNOD: &str = env!("CARGO_BIN_EXE_synod-tested");
 
-/// Clients that fill the largest batch: capacity is measured with as many, and the workspace has grown to its size when
-/// the soak begins.
-const CLIENTS: usize = 200;
+/// Connections of the load, more than fill the largest batch. Capacity is measured with as many clients: the workspace has
+/// grown to its size when the soak begins, and the server has had as many connections as it will.
+const CONNECTIONS: usize = 256;
 /// How much memory may grow from the first tenth of the soak to the last.
 const MAX_GROWTH: f64 = 1.03;
 
@@ -31,7 +31,7 @@ fn load(server: &Server, pace: Pace, duration: Duration) -> Report {
         kind: Kind::Small,
         pace,
         duration,
-        connections: 256,
+        connections: CONNECTIONS,
         timeout: Duration::from_mins(2),
         warmup: 8,
         seed: 1,
@@ -64,7 +64,7 @@ fn nothing_drifts_at_nine_tenths_of_capacity() {
         .tables("[queue]\nbatch_tokens = 8192\nmax_tokens = 262144");
     let server = Server::start(SYNOD, &deployment.server("default_model = \"tiny-08b\""));
     fill_token_caches(&server);
-    let capacity = load(&server, Pace::Closed { clients: CLIENTS }, Duration::from_secs(10)).requests_per_second();
+    let capacity = load(&server, Pace::Closed { clients: CONNECTIONS }, Duration::from_secs(10)).requests_per_second();
     let pace = Pace::Open { rate: 0.9 * capacity, arrivals: Arrivals::Poisson };
     let report = load(&server, pace, Duration::from_secs_f64(seconds()));
     let memory: Vec<u64> = report.windows.iter().filter_map(|window| window.resident_bytes).collect();

@@ -1,9 +1,10 @@
 //! Work under way, found by what it asks: identical requests share one computation.
 //!
 //! Two requests are identical if the same caller asks the same member for the same tokens. However the bodies were
-//! written, they have the same logits. One that may have brought an executor down shares nothing with one that has not:
-//! it is computed alone, and its end says something of it only if it was. An SDK that gives up after its timeout and asks again is such a request: so that
-//! it finds its work still running, work that a device has begun is not given up the moment its client leaves.
+//! written, they have the same logits. An SDK that gives up after its timeout and asks again sends such a request: so that
+//! it finds its work still running, work that a device has begun is not given up the moment its client leaves. A request
+//! that may have brought an executor down shares nothing with one that has not: it is computed alone, and its end says
+//! something of it only if it was.
 //!
 //! Invariant: work is found only while somebody waits for it, and nothing of it is kept afterwards.
 
@@ -263,7 +264,7 @@ mod tests {
     }
 
     #[actix::test]
-    async fn work_whose_deadline_passes_in_company_is_forgotten() {
+    async fn work_whose_client_leaves_in_company_is_forgotten() {
         let mut fixture = Fixture::start(Duration::from_millis(1)).await;
         let held = fixture.board(1, HOLD, 5);
         fixture.strings.held().await;

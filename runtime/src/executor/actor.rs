@@ -247,12 +247,13 @@ impl Executor {
         let (replay, round) = (self.replay.clone()?, self.round.as_mut()?);
         let metrics = &self.queue.metrics().drift;
         if !round.is_over(&replay) {
-            let is_idle = || self.queue.oldest().is_none();
+            let is_overdue = round.is_overdue();
+            let is_idle = || is_overdue || self.queue.oldest().is_none();
             match round.replay_next(&mut **self.forward.as_mut()?, &replay, &is_idle, false, metrics) {
                 Ok(true) => {}
                 Ok(false) => metrics.judged(false),
                 Err(Fault::Abandoned) => {
-                    round.is_interrupted = true;
+                    round.interrupt();
                     return None;
                 }
                 // The same request was computed before: it is not to blame.

@@ -1,8 +1,8 @@
 //! Recorded cases that an executor is held to: at the start, and again whenever it has been idle for long enough.
 //!
 //! A case is read, laid out and judged elsewhere; here it runs on the device. Invariant: one case is in memory at a
-//! time, and work that comes while it runs on idle time ends it: it is replayed later. Absent on purpose: refused requests, in which no device
-//! has a part.
+//! time, and work that comes while it runs on idle time ends it: it is replayed later, and to its end if that has happened
+//! [`INTERRUPTIONS`] times. Absent on purpose: refused requests, in which no device has a part.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -93,6 +93,10 @@ impl Standing {
     }
 }
 
+/// How often work may end a case before the case is run to its end: where the device is never idle for as long as a case
+/// takes, no round would ever be over.
+const INTERRUPTIONS: u32 = 8;
+
 /// A round of replays: every case once.
 #[derive(Debug, Default)]
 pub(super) struct Round {
@@ -106,6 +110,8 @@ pub(super) struct Round {
     first: Option<String>,
     /// Whether it stands still because work waits.
     pub(super) is_interrupted: bool,
+    /// How often work has ended the next case.
+    interruptions: u32,
 }
 
 impl Round {
@@ -134,6 +140,17 @@ impl Round {
         }
     }
 
+    /// Whether the next case has given way to work often enough.
+    pub(super) fn is_overdue(&self) -> bool {
+        self.interruptions >= INTERRUPTIONS
+    }
+
+    /// Counts that work has ended the next case.
+    pub(super) fn interrupt(&mut self) {
+        self.is_interrupted = true;
+        self.interruptions += 1;
+    }
+
     /// Replays the next case. True if it is as recorded, or could not be told. `keep_going` is as of [`Forward::forward`].
     ///
     /// # Errors
@@ -151,6 +168,7 @@ impl Round {
         let replayed = catch_unwind(AssertUnwindSafe(|| replay_case(forward, &*replay.cases, number, keep_going)));
         let replayed = replayed.map_err(|_| Fault::Panic)??;
         self.next += 1;
+        self.interruptions = 0;
         let drift = match replayed {
             Ok(None) => return Ok(true),
             Ok(Some(drift)) => drift,

@@ -155,8 +155,8 @@ impl Supervisor {
         for number in self.of_role(Role::Former) {
             let Some(former) = self.placed.get_mut(&number) else { continue };
             former.is_awaited = false;
-            // One that was never built would serve nobody until its successors do.
-            if stops_first || former.builds == 0 {
+            // One that was never built, or failed, would serve nobody until its successors do.
+            if stops_first || !former.is_alive() {
                 self.retire(number);
             }
         }
@@ -406,30 +406,9 @@ impl Placed {
         self.demand.as_ref().map_or(0, |demand| demand.need.total())
     }
 
-    /// Whether it holds all that it needs.
-    fn is_loaded(&self) -> bool {
-        match &self.state {
-            ExecutorState::Ready => true,
-            ExecutorState::Loading(progress) => {
-                let (done, total) = progress.bytes();
-                total > 0 && done >= total
-            }
-            _ => false,
-        }
-    }
-
-    /// What it will take beside what it holds, once it is built. While it loads, its memory grows as its files are
-    /// read.
-    fn outstanding_bytes(&self) -> u64 {
-        if self.is_loaded() {
-            return 0;
-        }
-        let (done, total) = match &self.state {
-            ExecutorState::Loading(progress) => progress.bytes(),
-            _ => (0, 0),
-        };
-        let left = 1.0 - done as f64 / total.max(1) as f64;
-        (self.need_bytes() as f64 * left) as u64
+    /// Whether it serves, or is about to: whatever else it is, it holds no memory.
+    fn is_alive(&self) -> bool {
+        self.builds > 0 && matches!(self.state, ExecutorState::Ready | ExecutorState::Loading(_))
     }
 
     /// Its entry in the roster.
@@ -538,7 +517,7 @@ impl Handler<Reload> for Supervisor {
     type Result = Result<Reloaded, ReloadError>;
 
     fn handle(&mut self, reload: Reload, ctx: &mut Self::Context) -> Self::Result {
-        let Reload { seats, settings, available_bytes } = reload;
+        let Reload { seats, settings, host_bytes } = reload;
         let keeps = |placed: &Placed| {
             if placed.role == Role::Retiring {
                 return false;
@@ -553,13 +532,11 @@ impl Handler<Reload> for Supervisor {
         };
         let wanted = seats.iter().flat_map(|seat| seat.placements.iter().filter(|it| !is_kept(seat, it)));
         let wanted: Vec<Demand> = wanted.filter_map(|placement| placement.demand.clone()).collect();
-        let is_loading = |placed: &&&Placed| placed.builds > 0 && matches!(placed.state, ExecutorState::Loading(_));
         let claims = Claims {
-            kept: kept.iter().map(|placed| placed.outstanding_bytes()).sum(),
-            loading: gone.iter().filter(is_loading).map(|placed| placed.outstanding_bytes()).sum(),
-            freed: gone.iter().filter(|placed| placed.is_loaded()).map(|placed| placed.need_bytes()).sum(),
+            kept: kept.iter().map(|placed| placed.need_bytes()).sum(),
+            gone: gone.iter().filter(|placed| placed.is_alive()).map(|placed| placed.need_bytes()).sum(),
         };
-        let room = available_bytes.map_or(Ok(Room::Beside), |bytes| Room::find(&wanted, &claims, bytes))?;
+        let room = host_bytes.map_or(Ok(Room::Beside), |bytes| Room::find(&wanted, &claims, bytes))?;
         if room == Room::After {
             tracing::warn!("old and new executors do not fit together: the old ones stop first, and requests wait");
         }

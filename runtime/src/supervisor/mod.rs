@@ -22,7 +22,7 @@ mod tests;
 pub use actor::{Drain, Settings, Supervisor};
 pub use backoff::Policy;
 pub use fit::{Demand, Shortage, Wanted, check_room};
-pub use inventory::{Card, Cards, Sensors, available_host_bytes, total_host_bytes};
+pub use inventory::{Card, Cards, Sensors, available_host_bytes, reachable_host_bytes, total_host_bytes};
 pub use reload::{Reload, ReloadError, Reloaded};
 pub use roster::{ExecutorState, Listing, Member, Outlook, Replica, Roster};
 pub use seats::{Placement, Seat, SeatError, Seating, check_host, check_served, hardware, open, seats};

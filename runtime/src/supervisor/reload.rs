@@ -15,8 +15,8 @@ use super::seats::Seat;
 pub struct Reload {
     pub seats: Vec<Seat>,
     pub settings: Settings,
-    /// What the host has left beside what runs; not looked at if absent.
-    pub available_bytes: Option<u64>,
+    /// What the host has for executors: what is left, and what those that run hold. Not looked at if absent.
+    pub host_bytes: Option<u64>,
 }
 
 /// What a reload did to the executors.
@@ -47,28 +47,25 @@ pub(super) enum Room {
     After,
 }
 
-/// What the executors that run claim of the memory beside what they hold, in bytes.
+/// What the executors that run can come to hold, in bytes: most of a workspace is taken when it is first needed.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Claims {
-    /// Those that are kept will still take this.
+    /// Those that are kept.
     pub(super) kept: u64,
-    /// Those that are not kept, but load now, will still take this until they stop.
-    pub(super) loading: u64,
-    /// Those that are not kept give this back when they stop.
-    pub(super) freed: u64,
+    /// Those that are not kept, until they stop.
+    pub(super) gone: u64,
 }
 
 impl Room {
-    /// For what is `wanted` beside the `claims` of what runs, where `available_bytes` are left.
+    /// For what is `wanted` beside the `claims` of what runs, where executors have `host_bytes` in all.
     ///
     /// # Errors
     /// [`Shortage`] if it does not fit even once what is not kept has stopped.
-    pub(super) fn find(wanted: &[Demand], claims: &Claims, available_bytes: u64) -> Result<Self, Box<Shortage>> {
-        let beside_bytes = available_bytes.saturating_sub(claims.kept.saturating_add(claims.loading));
-        if check_room(wanted, beside_bytes).is_ok() {
+    pub(super) fn find(wanted: &[Demand], claims: &Claims, host_bytes: u64) -> Result<Self, Box<Shortage>> {
+        let after_bytes = host_bytes.saturating_sub(claims.kept);
+        if check_room(wanted, after_bytes.saturating_sub(claims.gone)).is_ok() {
             return Ok(Room::Beside);
         }
-        let after_bytes = available_bytes.saturating_add(claims.freed).saturating_sub(claims.kept);
         check_room(wanted, after_bytes).map(|()| Room::After)
     }
 }
@@ -78,7 +75,7 @@ mod tests {
     use super::*;
     use crate::model::memory::MemoryNeed;
 
-    const FREES: Claims = Claims { kept: 0, loading: 0, freed: 50 };
+    const GONE: Claims = Claims { kept: 0, gone: 50 };
 
     fn demands(bytes: &[u64]) -> Vec<Demand> {
         let demand = |linear: &u64| Demand {
@@ -91,25 +88,25 @@ mod tests {
 
     #[test]
     fn what_fits_beside_does_not_wait() {
-        assert_eq!(Room::find(&demands(&[40, 60]), &FREES, 100), Ok(Room::Beside));
-        assert_eq!(Room::find(&[], &FREES, 0), Ok(Room::Beside));
+        assert_eq!(Room::find(&demands(&[40, 60]), &GONE, 150), Ok(Room::Beside));
+        assert_eq!(Room::find(&[], &GONE, 0), Ok(Room::Beside));
     }
 
     #[test]
     fn what_fits_after_waits_and_what_never_fits_is_refused() {
-        assert_eq!(Room::find(&demands(&[40, 61]), &FREES, 100), Ok(Room::After));
-        assert_eq!(Room::find(&demands(&[150]), &FREES, 100), Ok(Room::After));
-        let shortage = Room::find(&demands(&[151]), &FREES, 100).unwrap_err();
+        assert_eq!(Room::find(&demands(&[40, 61]), &GONE, 150), Ok(Room::After));
+        assert_eq!(Room::find(&demands(&[150]), &GONE, 150), Ok(Room::After));
+        let shortage = Room::find(&demands(&[151]), &GONE, 150).unwrap_err();
         assert_eq!(shortage.available_bytes, 150);
     }
 
     #[test]
-    fn what_others_will_still_take_is_not_given_twice() {
-        let claims = Claims { kept: 30, loading: 20, freed: 50 };
-        assert_eq!(Room::find(&demands(&[50]), &claims, 100), Ok(Room::Beside));
-        assert_eq!(Room::find(&demands(&[51]), &claims, 100), Ok(Room::After));
-        assert_eq!(Room::find(&demands(&[120]), &claims, 100), Ok(Room::After));
-        assert_eq!(Room::find(&demands(&[121]), &claims, 100).unwrap_err().available_bytes, 120);
+    fn what_is_kept_is_not_given_twice() {
+        let claims = Claims { kept: 30, gone: 70 };
+        assert_eq!(Room::find(&demands(&[50]), &claims, 150), Ok(Room::Beside));
+        assert_eq!(Room::find(&demands(&[51]), &claims, 150), Ok(Room::After));
+        assert_eq!(Room::find(&demands(&[120]), &claims, 150), Ok(Room::After));
+        assert_eq!(Room::find(&demands(&[121]), &claims, 150).unwrap_err().available_bytes, 120);
         assert_eq!(Room::find(&[], &claims, 0), Ok(Room::Beside));
     }
 }

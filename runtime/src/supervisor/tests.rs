@@ -30,8 +30,8 @@ impl Fixture {
         self.roster.wait_for(|roster| is_so(roster)).await.unwrap();
     }
 
-    async fn reload(&self, seats: Vec<Seat>, available_bytes: Option<u64>) -> Result<Reloaded, ReloadError> {
-        self.supervisor.send(Reload { seats, settings: settings(), available_bytes }).await.unwrap()
+    async fn reload(&self, seats: Vec<Seat>, host_bytes: Option<u64>) -> Result<Reloaded, ReloadError> {
+        self.supervisor.send(Reload { seats, settings: settings(), host_bytes }).await.unwrap()
     }
 
     fn roster(&self) -> Arc<Roster> {
@@ -109,7 +109,7 @@ async fn a_new_version_that_cannot_be_loaded_leaves_the_old_one() {
     let mut fixture = Fixture::start(vec![strings.seat("m")]).await;
     strings.puppet.failing_loads.store(1, Ordering::SeqCst);
     let reload =
-        Reload { seats: vec![changed(&mut strings, &["cpu:0"])], settings: patient_settings(), available_bytes: None };
+        Reload { seats: vec![changed(&mut strings, &["cpu:0"])], settings: patient_settings(), host_bytes: None };
     fixture.supervisor.send(reload).await.unwrap().unwrap();
     fixture.until(|roster| roster.members[0].replicas.iter().any(|r| r.state.name() == "failed")).await;
     assert!(fixture.roster().is_ready());
@@ -131,7 +131,7 @@ async fn what_does_not_fit_beside_the_old_waits_for_its_end() {
     let running = fixture.submit(0, HOLD);
     strings.held().await;
     let seat = sized(changed(&mut strings, &["cpu:0"]), 70);
-    fixture.reload(vec![seat], Some(40)).await.unwrap();
+    fixture.reload(vec![seat], Some(100)).await.unwrap();
     let roster = fixture.roster();
     assert!(!roster.is_ready());
     assert_eq!(roster.members[0].outlook(), Outlook::Replaced);
@@ -152,9 +152,9 @@ async fn what_waits_for_the_end_of_the_old_is_kept_waiting() {
     let running = fixture.submit(0, HOLD);
     strings.held().await;
     let seat = sized(changed(&mut strings, &["cpu:0"]), 70);
-    fixture.reload(vec![seat], Some(40)).await.unwrap();
+    fixture.reload(vec![seat], Some(100)).await.unwrap();
     let seat = sized(strings.seat("m"), 70);
-    let done = fixture.reload(vec![seat], Some(40)).await.unwrap();
+    let done = fixture.reload(vec![seat], Some(100)).await.unwrap();
     assert_eq!(done, Reloaded { kept: 1, started: 0, stopped: 0 });
     assert_eq!(fixture.roster().members[0].outlook(), Outlook::Replaced);
     assert_eq!(strings.puppet.loads.load(Ordering::SeqCst), 1, "it waits for the memory");
@@ -172,10 +172,10 @@ async fn what_waits_for_the_end_of_the_old_gives_way_to_what_does_not() {
     let running = fixture.submit(0, HOLD);
     strings.held().await;
     let seat = sized(changed(&mut strings, &["cpu:0"]), 70);
-    fixture.reload(vec![seat], Some(40)).await.unwrap();
+    fixture.reload(vec![seat], Some(100)).await.unwrap();
     strings.puppet.failing_loads.store(1, Ordering::SeqCst);
     let seats = vec![changed(&mut strings, &["cpu:0"])];
-    let reload = Reload { seats, settings: patient_settings(), available_bytes: None };
+    let reload = Reload { seats, settings: patient_settings(), host_bytes: None };
     let done = fixture.supervisor.send(reload).await.unwrap().unwrap();
     assert_eq!(done, Reloaded { kept: 0, started: 1, stopped: 1 });
     fixture.until(|roster| roster.members[0].replicas.iter().any(|r| r.state.name() == "failed")).await;
@@ -191,7 +191,7 @@ async fn what_never_fits_changes_nothing() {
     let seat = sized(strings.seat("m"), 60);
     let fixture = Fixture::start(vec![seat]).await;
     let seat = sized(changed(&mut strings, &["cpu:0"]), 101);
-    let Err(ReloadError::Memory(shortage)) = fixture.reload(vec![seat], Some(40)).await else { panic!("it fits") };
+    let Err(ReloadError::Memory(shortage)) = fixture.reload(vec![seat], Some(100)).await else { panic!("it fits") };
     assert_eq!(shortage.available_bytes, 100);
     assert!(fixture.roster().is_ready());
     assert!(fixture.submit(0, PLAIN).await.is_ok());
@@ -220,6 +220,25 @@ async fn only_what_is_held_comes_free_and_what_is_claimed_is_not_given_twice() {
     let done = fixture.reload(seats, Some(120)).await.unwrap();
     assert_eq!(done, Reloaded { kept: 1, started: 1, stopped: 0 });
     fixture.until(|roster| roster.members[0].replicas.iter().all(Replica::is_ready)).await;
+}
+
+/// Two copies would load at once: the one that failed, when its pause is over, and the one that replaces it.
+#[actix::test]
+async fn what_has_failed_goes_as_soon_as_it_is_replaced() {
+    let mut strings = Strings::new();
+    strings.puppet.failing_loads.store(1, Ordering::SeqCst);
+    let seats = vec![strings.seat("m")];
+    let (supervisor, roster) = Supervisor::start_all(seats, patient_settings(), Arc::new(Metrics::new()));
+    let mut fixture = Fixture { supervisor, roster };
+    fixture.until(|roster| roster.members[0].replicas[0].state.name() == "failed").await;
+    strings.puppet.failing_loads.store(1, Ordering::SeqCst);
+    let seats = vec![changed(&mut strings, &["cpu:0"])];
+    let reload = Reload { seats, settings: patient_settings(), host_bytes: None };
+    let done = fixture.supervisor.send(reload).await.unwrap().unwrap();
+    assert_eq!(done, Reloaded { kept: 0, started: 1, stopped: 1 });
+    // The successor fails as well, so that it is not its being ready that ends the other.
+    let has_failed = |roster: &Roster| roster.members[0].replicas.iter().any(|r| r.state.name() == "failed");
+    fixture.until(|roster| roster.members[0].replicas.len() == 1 && has_failed(roster)).await;
 }
 
 /// Where the system gives no more threads, a start is tried again and a reload changes nothing.

@@ -90,7 +90,7 @@ async fn load_again(file: PathBuf, running: Running) -> Result<(Deployment, Load
     let prepare = tokio::task::spawn_blocking(move || prepare(&file, &served, &asked));
     let (deployment, warnings, seats) = prepare.await.map_err(|_| "reading it panicked".to_owned())??;
     let settings = executors(&deployment);
-    let reload = Reload { seats, settings, available_bytes: supervisor::available_host_bytes() };
+    let reload = Reload { seats, settings, host_bytes: supervisor::reachable_host_bytes() };
     let reloaded = running.supervisor.send(reload).await.map_err(|error| error.to_string())?;
     let executors = reloaded.map_err(|error| error.to_string())?;
     Ok((deployment, Loaded { executors, warnings }))

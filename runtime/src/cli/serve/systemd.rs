@@ -97,7 +97,7 @@ mod tests {
         let following = follow(roster.clone(), &is_up, told);
         let acting = async {
             assert_eq!(lines(after_reload(&is_up)), "");
-            let reload = Reload { seats: seats(), settings: patient_settings(), available_bytes: None };
+            let reload = Reload { seats: seats(), settings: patient_settings(), host_bytes: None };
             supervisor.send(reload).await.unwrap().unwrap();
             roster.wait_for(|roster| roster.is_ready()).await.unwrap();
             while !is_up.load(Ordering::Relaxed) {

@@ -131,6 +131,29 @@ async fn work_goes_before_a_case_that_runs() {
     fixture.assert_nothing_is_counted();
 }
 
+/// Where requests come closer together than a case is long, drift must be found all the same.
+#[actix::test]
+async fn a_case_that_work_has_ended_often_enough_is_run_through() {
+    let strings = recorded(&[HOLD, 22], SOON, Quarantine);
+    strings.let_go();
+    let mut fixture = Fixture::start_with(strings).await;
+    fixture.strings.held().await;
+    let works = 11..=19;
+    for first in works.clone() {
+        fixture.strings.held().await;
+        let reply = fixture.submit(first, 60);
+        fixture.strings.let_go();
+        assert!(logit(reply).await.is_ok());
+    }
+    // The case after it has been replayed once the next round holds.
+    fixture.strings.held().await;
+    let interrupted = works.flat_map(|first| [HOLD, first]);
+    let expected: Vec<_> =
+        [HOLD, 22].into_iter().chain(interrupted).chain([22, HOLD]).map(|first| vec![first]).collect();
+    assert_eq!(fixture.strings.calls(), expected);
+    fixture.strings.let_go();
+}
+
 #[actix::test]
 async fn drift_on_idle_time_takes_the_executor_out_of_service() {
     let strings = recorded(&[HOLD, 21], SOON, Quarantine);

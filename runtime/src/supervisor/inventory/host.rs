@@ -12,6 +12,11 @@ pub fn available_host_bytes() -> Option<u64> {
     available_bytes(Path::new("/"))
 }
 
+/// The bytes of host memory that this process can have in all: what it can get, and what it holds.
+pub fn reachable_host_bytes() -> Option<u64> {
+    reachable_bytes(Path::new("/"))
+}
+
 /// The bytes of memory that the host has, `None` where the system does not say.
 pub fn total_host_bytes() -> Option<u64> {
     Some(field(&read(Path::new("/proc/meminfo"))?, "MemTotal:")? << 10)
@@ -24,6 +29,12 @@ fn available_bytes(root: &Path) -> Option<u64> {
     let groups = read(&root.join("proc/self/cgroup")).unwrap_or_default();
     let of_groups = groups.lines().filter_map(|line| group_bytes(&root.join("sys/fs/cgroup"), line)).min();
     Some(of_groups.map_or(of_machine, |of_groups| of_groups.min(of_machine)))
+}
+
+/// [`reachable_host_bytes`] of the system whose files lie below `root`. Pages of files are not held: they are available.
+fn reachable_bytes(root: &Path) -> Option<u64> {
+    let held = read(&root.join("proc/self/status")).and_then(|status| field(&status, "RssAnon:")).unwrap_or(0);
+    Some(available_bytes(root)?.saturating_add(held << 10))
 }
 
 /// The files of a control group that say what memory it has.
@@ -135,6 +146,19 @@ mod tests {
         let mut full = files;
         full[4].1 = "total_inactive_file 0\n";
         assert_eq!(available(&full), Some(0), "a group beyond its limit has nothing left");
+    }
+
+    /// Whatever this process holds already it can have again.
+    #[test]
+    fn what_is_held_counts_as_reachable() {
+        let root = tempfile::tempdir().unwrap();
+        fs::create_dir_all(root.path().join("proc/self")).unwrap();
+        assert_eq!(reachable_bytes(root.path()), None);
+        fs::write(root.path().join("proc/meminfo"), MEMINFO).unwrap();
+        assert_eq!(reachable_bytes(root.path()), Some(1000 << 10));
+        let status = "VmRSS:\t 70 kB\nRssAnon:\t 60 kB\nRssFile:\t 10 kB\n";
+        fs::write(root.path().join("proc/self/status"), status).unwrap();
+        assert_eq!(reachable_bytes(root.path()), Some(1060 << 10));
     }
 
     /// A machine has more than this test's own process, and the kernel says so on every Linux.

@@ -4,4 +4,4 @@ mod cards;
 mod host;
 
 pub use cards::{Card, Cards, Sensors};
-pub use host::{available_host_bytes, total_host_bytes};
+pub use host::{available_host_bytes, reachable_host_bytes, total_host_bytes};
