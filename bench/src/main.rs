@@ -2,10 +2,10 @@
 //!
 //! Every report begins with the machine that it was made on. Figures of different runs or machines are not comparable.
 
+mod cpu;
 mod front;
 mod hash;
 mod load_command;
-mod requests;
 
 use clap::{Parser, Subcommand};
 
@@ -19,17 +19,17 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    Cpu(cpu::Cpu),
     Front(front::Front),
     Hash(hash::Hash),
     Load(load_command::Load),
-    Requests(requests::Requests),
 }
 
 fn main() -> anyhow::Result<()> {
     match Cli::parse().command {
+        Command::Cpu(cpu) => cpu.run(),
         Command::Front(front) => front.run(),
         Command::Hash(hash) => hash.run(),
         Command::Load(load) => load.run(),
-        Command::Requests(requests) => requests.run(),
     }
 }
