@@ -215,9 +215,18 @@ pub trait Device: Send {
     fn embedding_gather(&self, table: &Self::Embedding, ids: &[u32], out: &mut Self::Matrix)
     -> Result<(), KernelError>;
 
-    /// `out = x · weightᵀ`: `[m, in] × [out, in]ᵀ → [m, out]`, F32 accumulation in an order that depends on neither
-    /// `m` nor the thread count.
-    fn linear(&self, weight: &Self::Weight, x: &Self::Matrix, out: &mut Self::Matrix) -> Result<(), KernelError>;
+    /// `out = x · weightᵀ` of every weight with its matrix: `[m, in] × [out, in]ᵀ → [m, out]`, F32 accumulation in an order
+    /// that depends on neither `m` nor the thread count. Together they cost one reading of `x`.
+    fn linear_each(
+        &self,
+        x: &Self::Matrix,
+        products: &mut [(&Self::Weight, &mut Self::Matrix)],
+    ) -> Result<(), KernelError>;
+
+    /// [`Device::linear_each`] of one weight.
+    fn linear(&self, weight: &Self::Weight, x: &Self::Matrix, out: &mut Self::Matrix) -> Result<(), KernelError> {
+        self.linear_each(x, &mut [(weight, out)])
+    }
 
     /// Zero-centred RMSNorm per row: `out = x · rsqrt(mean(x²) + eps) · (1 + weight)`.
     fn rms_norm(

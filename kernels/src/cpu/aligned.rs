@@ -20,11 +20,11 @@ impl AlignedBuffer {
         AlignedBuffer { values, aligned: start..start + len }
     }
 
+    pub(crate) fn len(&self) -> usize {
+        self.aligned.len()
+    }
+
     pub(crate) fn values_mut(&mut self) -> &mut [f32] {
         &mut self.values[self.aligned.clone()]
     }
 }
-
-/// A fixed number of F32 values on the stack, from the start of a cache line on.
-#[repr(align(64))]
-pub(crate) struct AlignedArray<const N: usize>(pub(crate) [f32; N]);

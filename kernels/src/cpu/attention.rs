@@ -391,6 +391,7 @@ impl<'a> QueryTile<'a> {
             for (panel, first) in (start..end).step_by(width).enumerate() {
                 let panel = self.kv_head() * segment.packed.key_panels + segment.first_panel + panel;
                 let keys = &segment.packed.keys[panel * panel_elements..][..panel_elements];
+                products[..height * width].fill(0.0);
                 multiply(simd, height, &queries, keys, &mut products);
                 let columns = first..end.min(first + width);
                 for (products, scores) in products.chunks_exact(width).zip(scores.chunks_exact_mut(visible)) {
@@ -440,7 +441,6 @@ impl<'a> QueryTile<'a> {
     #[inline(always)]
     fn weighted_values<S: Simd>(&self, simd: S, weights: &Weights, panel: usize, sums: &mut [f32; MAX_MR * MAX_NR]) {
         let width = NR_VECTORS * S::LANES;
-        let mut products = [0.0; MAX_MR * MAX_NR];
         let mut rest = weights.common.as_slice();
         sums.fill(0.0);
         for segment in self.prefix.into_iter().chain([Segment { keys: self.queries.start, ..self.own }]) {
@@ -448,23 +448,13 @@ impl<'a> QueryTile<'a> {
             rest = after;
             let values = self.values(segment, panel, width);
             for (block, values) in weights_of_segment.chunks(KC * weights.height).zip(values.chunks(KC * width)) {
-                multiply(simd, weights.height, block, values, &mut products);
-                add(&mut sums[..weights.height * width], &products);
+                multiply(simd, weights.height, block, values, sums);
             }
         }
         let values = &self.values(self.own, panel, width)[self.queries.start * width..];
         for (query, sums) in sums.chunks_exact_mut(width).take(self.queries.len()).enumerate() {
-            multiply(simd, 1, &weights.own[query][..=query], values, &mut products);
-            add(sums, &products);
+            multiply(simd, 1, &weights.own[query][..=query], values, sums);
         }
-    }
-}
-
-/// `sums += products`, as many as there are sums.
-#[inline(always)]
-fn add(sums: &mut [f32], products: &[f32]) {
-    for (sum, product) in sums.iter_mut().zip(products) {
-        *sum += product;
     }
 }
 

@@ -6,7 +6,7 @@
 use super::attention::{self, AttentionScratch};
 use super::embedding::DistinctRows;
 use super::gated_delta::{self, GatedDeltaScratch};
-use super::gemm::{Lhs, PanelColumns};
+use super::gemm::{self, Lhs, PanelColumns};
 use super::{CpuDevice, Isa};
 use crate::rotary::RotaryTable;
 use crate::{AttentionShape, DType, GatedDeltaShape};
@@ -48,12 +48,13 @@ impl CpuDemand {
         embedding + Lhs::bytes_for(isa, self.tokens, self.linear_inputs) + gated_delta + attention
     }
 
-    /// Bytes that the threads of a device take while they are in an operation, and give back. The vectors that list
+    /// Bytes that the threads of a device have for the pieces of work that they do. The vectors that list
     /// panels, tiles and trees are left out: a few bytes a token.
     pub fn passing_bytes(&self, isa: Isa, threads: usize) -> usize {
         let gated_delta = self.gated_delta.map_or(0, |shape| gated_delta::state_bytes(shape, isa));
         let attention = self.attention.map_or(0, |shape| attention::tile_bytes(shape, isa, self.longest_tokens));
-        threads * gated_delta.max(attention)
+        let linear = gemm::task_elements(isa).iter().sum::<usize>() * size_of::<f32>();
+        threads * (linear + gated_delta.max(attention))
     }
 }
 

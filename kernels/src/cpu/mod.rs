@@ -18,8 +18,10 @@ mod footprint;
 mod gated_delta;
 mod gemm;
 mod heads;
+mod lease;
 mod math;
 mod norm;
+mod peak;
 mod pool;
 mod shared;
 mod simd;
@@ -142,8 +144,8 @@ impl Device for CpuDevice {
         self.scratch().embedding.gather(&self.pool, table, ids, out)
     }
 
-    fn linear(&self, weight: &CpuWeight, x: &HostMatrix, out: &mut HostMatrix) -> Result<(), KernelError> {
-        gemm::linear(&self.pool, self.isa, weight, x, &mut self.scratch().lhs, out)
+    fn linear_each(&self, x: &HostMatrix, products: &mut [(&CpuWeight, &mut HostMatrix)]) -> Result<(), KernelError> {
+        gemm::linear_each(&self.pool, self.isa, x, products, &mut self.scratch().lhs)
     }
 
     fn rms_norm(&self, x: &HostMatrix, weight: &HostVector, eps: f32, out: &mut HostMatrix) -> Result<(), KernelError> {

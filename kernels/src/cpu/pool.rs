@@ -52,6 +52,11 @@ impl Pool {
         self.threads.install(work)
     }
 
+    /// Calls `work` on every thread at once; the results in the order of the threads' cores.
+    pub(crate) fn on_every_thread<R: Send>(&self, work: impl Fn() -> R + Sync) -> Vec<R> {
+        self.threads.broadcast(|_| work())
+    }
+
     /// Calls `work` for every item, each a piece large enough to be worth a steal.
     pub(crate) fn for_each(&self, items: usize, work: impl Fn(usize) + Send + Sync) {
         self.run(|| (0..items).into_par_iter().with_max_len(1).for_each(work));

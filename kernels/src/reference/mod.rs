@@ -73,14 +73,20 @@ impl Device for Reference {
         table.0.read_rows(ids, out.values_mut())
     }
 
-    fn linear(&self, weight: &ReferenceWeight, x: &HostMatrix, out: &mut HostMatrix) -> Result<(), KernelError> {
+    fn linear_each(
+        &self,
+        x: &HostMatrix,
+        products: &mut [(&ReferenceWeight, &mut HostMatrix)],
+    ) -> Result<(), KernelError> {
         let (rows, inputs) = x.shape();
-        checks::dimension("linear", "columns of x", weight.inputs, inputs)?;
-        out.reshape(rows, weight.out);
-        for row in 0..rows {
-            for column in 0..weight.out {
-                let taps = &weight.values[column * inputs..][..inputs];
-                out.row_mut(row)[column] = rowwise::dot(x.row(row), taps) as f32;
+        for (weight, out) in products {
+            checks::dimension("linear", "columns of x", weight.inputs, inputs)?;
+            out.reshape(rows, weight.out);
+            for row in 0..rows {
+                for column in 0..weight.out {
+                    let taps = &weight.values[column * inputs..][..inputs];
+                    out.row_mut(row)[column] = rowwise::dot(x.row(row), taps) as f32;
+                }
             }
         }
         Ok(())

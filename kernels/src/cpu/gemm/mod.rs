@@ -12,10 +12,10 @@ mod tile;
 
 use crate::KernelError;
 use crate::checks;
-use crate::cpu::aligned::AlignedArray;
+use crate::cpu::lease::Lease;
 use crate::cpu::pool::Pool;
 use crate::cpu::shared::SharedMatrix;
-use crate::cpu::simd::{Isa, Kernel, MAX_LANES, Simd};
+use crate::cpu::simd::{Isa, Kernel, MAX_LANES, Simd, parts};
 use crate::host::HostMatrix;
 
 pub use pack::CpuWeight;
@@ -32,46 +32,61 @@ pub(crate) const MAX_NR: usize = NR_VECTORS * MAX_LANES;
 /// Rows that are packed at a time, which bounds the scratch memory: whole tiles of every instruction set.
 const PACKED_ROWS: usize = 1008;
 /// Rows of one piece of work: so many that widening a weight is cheap beside using it, so few that a block of them
-/// (`TASK_ROWS * KC` elements) stays in the second-level cache.
-const TASK_ROWS: usize = 336;
+/// (`TASK_ROWS * KC` elements) and their sums (`TASK_ROWS * TASK_PANELS * NR`) stay in the second-level cache.
+const TASK_ROWS: usize = 168;
 /// Panels of one piece of work, where there is enough work for all threads.
 const TASK_PANELS: usize = 4;
 
-/// `out = x · weightᵀ`; `lhs` is scratch memory.
-pub(crate) fn linear(
+/// Elements that a piece of work needs for itself: the widened block of a panel, and its sums.
+pub(crate) fn task_elements(isa: Isa) -> [usize; 2] {
+    let width = isa.run(PanelColumns);
+    [KC * width, TASK_ROWS * TASK_PANELS * width]
+}
+
+/// `out = x · weightᵀ` of each product; `lhs` is scratch memory.
+pub(crate) fn linear_each(
     pool: &Pool,
     isa: Isa,
-    weight: &CpuWeight,
     x: &HostMatrix,
+    products: &mut [(&CpuWeight, &mut HostMatrix)],
     lhs: &mut Lhs,
-    out: &mut HostMatrix,
 ) -> Result<(), KernelError> {
     let (rows, inputs) = x.shape();
-    checks::dimension("linear", "columns of x", weight.inputs(), inputs)?;
-    checks::dimension("linear", "columns of a weight's panel", isa.run(PanelColumns), weight.panel_columns())?;
-    out.reshape(rows, weight.outputs());
+    for (weight, out) in &mut *products {
+        checks::dimension("linear", "columns of x", weight.inputs(), inputs)?;
+        checks::dimension("linear", "columns of a weight's panel", isa.run(PanelColumns), weight.panel_columns())?;
+        out.reshape(rows, weight.outputs());
+        if inputs == 0 {
+            out.values_mut().fill(0.0);
+        }
+    }
     if inputs == 0 {
-        out.values_mut().fill(0.0);
         return Ok(());
     }
-    let out = SharedMatrix::new(out);
+    let outs: Vec<_> = products.iter_mut().map(|(weight, out)| (*weight, SharedMatrix::new(out))).collect();
+    let panels: usize = outs.iter().map(|(weight, _)| weight.panels()).sum();
     for first in (0..rows).step_by(PACKED_ROWS) {
         let rows = first..rows.min(first + PACKED_ROWS);
         lhs.pack(pool, x, rows.clone(), isa.run(TileRows));
         let row_tasks = rows.len().div_ceil(TASK_ROWS);
-        let busy = row_tasks * weight.panels() >= 8 * TASK_PANELS * pool.threads();
+        let busy = row_tasks * panels >= 8 * TASK_PANELS * pool.threads();
         let task_panels = if busy { TASK_PANELS } else { 1 };
-        let column_tasks = weight.panels().div_ceil(task_panels);
-        pool.for_each(row_tasks * column_tasks, |task| {
-            let first_row = task / column_tasks * TASK_ROWS;
-            let first_panel = task % column_tasks * task_panels;
+        // Panels after panels, so that what is left when threads run out of work is small.
+        let pieces = outs.iter().flat_map(|(weight, out)| {
+            let firsts = (0..weight.panels()).step_by(task_panels);
+            firsts.map(move |panel| (*weight, out, panel..weight.panels().min(panel + task_panels)))
+        });
+        let pieces: Vec<_> = pieces.collect();
+        pool.for_each(row_tasks * pieces.len(), |task| {
+            let first_row = task / pieces.len() * TASK_ROWS;
+            let (weight, out, panels) = &pieces[task % pieces.len()];
             isa.run(Task {
                 weight,
                 lhs,
                 tiles: lhs.tiles(first_row..rows.len().min(first_row + TASK_ROWS)),
-                panels: first_panel..weight.panels().min(first_panel + task_panels),
+                panels: panels.clone(),
                 first,
-                out: &out,
+                out,
             });
         });
     }
@@ -115,44 +130,53 @@ impl Kernel for Task<'_> {
     type Output = ();
 
     /// Blocks of inputs outermost, so that the rows' block stays in cache over the panels and the panel's widened block
-    /// over the tiles.
+    /// over the tiles. The output is written once: its rows are far from each other, and every visit of one would miss the
+    /// cache.
     #[inline(always)]
-    #[allow(clippy::large_stack_arrays)] // 32 KiB, on threads of our own pool.
     fn run<S: Simd>(self, simd: S) {
-        let mut widened = AlignedArray([0.0; KC * MAX_NR]);
-        let mut products = AlignedArray([0.0; MAX_MR * MAX_NR]);
+        let width = NR_VECTORS * S::LANES;
         let inputs = self.weight.inputs();
+        let panel_elements = self.lhs.padded_rows(self.tiles.clone()) * width;
+        let mut sums = Lease::zeroed(self.panels.len() * panel_elements);
+        let mut widened = Lease::of(KC * width);
         for start in (0..inputs).step_by(KC) {
             let block = start..inputs.min(start + KC);
-            for panel in self.panels.clone() {
-                let rhs = self.weight.block(simd, panel, block.clone(), &mut widened.0);
+            for (panel, sums) in self.panels.clone().zip(sums.values_mut().chunks_exact_mut(panel_elements)) {
+                let rhs = self.weight.block(simd, panel, block.clone(), widened.values_mut());
+                let mut rest = sums;
                 for tile in self.tiles.clone() {
-                    let (rows, tile_rows, lhs) = self.lhs.block(tile, block.clone());
-                    multiply(simd, tile_rows, lhs, rhs, &mut products.0);
-                    self.accumulate::<S>(&products.0, rows, panel, start == 0);
+                    let (_, height, lhs) = self.lhs.block(tile, block.clone());
+                    let (sums, after) = std::mem::take(&mut rest).split_at_mut(height * width);
+                    multiply(simd, height, lhs, rhs, sums);
+                    rest = after;
                 }
             }
         }
+        self.store(simd, sums.values_mut(), panel_elements);
     }
 }
 
 impl Task<'_> {
-    /// Adds a tile's products to the output; the first block's products are the output so far.
+    /// Writes the panels' columns of every row. `sums` are `[panels][tile_rows of every tile, NR]`.
     #[inline(always)]
-    fn accumulate<S: Simd>(&self, products: &[f32], rows: std::ops::Range<usize>, panel: usize, is_first: bool) {
+    fn store<S: Simd>(&self, simd: S, sums: &[f32], panel_elements: usize) {
         let width = NR_VECTORS * S::LANES;
-        let columns = panel * width..self.weight.outputs().min((panel + 1) * width);
-        for (row, products) in rows.zip(products.chunks_exact(width)) {
-            // SAFETY: `linear` gives each task rows and panels that no other task has, and a task's parts live one at a
-            // time.
-            let out = unsafe { self.out.part(self.first + row, columns.clone()) };
-            if is_first {
-                out.copy_from_slice(&products[..columns.len()]);
-            } else {
-                for (out, product) in out.iter_mut().zip(products) {
-                    *out += product;
+        let columns = self.panels.start * width..self.weight.outputs().min(self.panels.end * width);
+        let mut first = 0;
+        for tile in self.tiles.clone() {
+            let (rows, height) = self.lhs.rows(tile);
+            for (index, row) in rows.enumerate() {
+                // SAFETY: `linear_each` gives each task rows and panels that no other task has, and a task's parts live one
+                // at a time.
+                let out = unsafe { self.out.part(self.first + row, columns.clone()) };
+                for (out, sums) in out.chunks_mut(width).zip(sums.chunks_exact(panel_elements)) {
+                    let sums = &sums[first + index * width..][..width];
+                    for part in parts::<S>(out.len()) {
+                        simd.store_part(simd.load_part(sums, part, 0.0), out, part);
+                    }
                 }
             }
+            first += height * width;
         }
     }
 }

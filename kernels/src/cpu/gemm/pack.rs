@@ -167,13 +167,24 @@ impl Lhs {
         rows.start / self.full_rows..rows.end.div_ceil(self.full_rows)
     }
 
+    /// Of a tile: its rows and its height.
+    #[inline(always)]
+    pub(crate) fn rows(&self, tile: usize) -> (Range<usize>, usize) {
+        let first = tile * self.full_rows;
+        let rows = first..self.rows.min(first + self.full_rows);
+        (rows.clone(), tile_rows(rows.len()))
+    }
+
+    /// The heights of some tiles together.
+    pub(crate) fn padded_rows(&self, tiles: Range<usize>) -> usize {
+        padded(self.rows.min(tiles.end * self.full_rows) - tiles.start * self.full_rows, self.full_rows)
+    }
+
     /// Of a tile: its rows, its height, and a block of its inputs `[block, height]`.
     #[inline(always)]
     pub(crate) fn block(&self, tile: usize, block: Range<usize>) -> (Range<usize>, usize, &[f32]) {
-        let first = tile * self.full_rows;
-        let rows = first..self.rows.min(first + self.full_rows);
-        let height = tile_rows(rows.len());
-        let values = &self.values[first * self.inputs..];
+        let (rows, height) = self.rows(tile);
+        let values = &self.values[rows.start * self.inputs..];
         (rows, height, &values[block.start * height..block.end * height])
     }
 }

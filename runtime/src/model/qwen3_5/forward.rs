@@ -132,10 +132,14 @@ impl<D: Device> LinearAttention<D> {
         ws: &mut Workspace<D::Matrix>,
     ) -> Result<(), ModelError> {
         let Workspace { normed, projected, mixed, z, a, b, .. } = ws;
-        device.linear(&self.in_proj_qkv, normed, mixed)?;
+        let projections = &mut [
+            (&self.in_proj_qkv, &mut *mixed),
+            (&self.in_proj_z, &mut *z),
+            (&self.in_proj_a, &mut *a),
+            (&self.in_proj_b, &mut *b),
+        ];
+        device.linear_each(normed, projections)?;
         device.causal_conv1d_silu(packing, states.next(), &self.conv1d, mixed, projected)?;
-        device.linear(&self.in_proj_a, normed, a)?;
-        device.linear(&self.in_proj_b, normed, b)?;
         device.gated_delta_rule(
             packing,
             states.next(),
@@ -147,7 +151,6 @@ impl<D: Device> LinearAttention<D> {
             &self.dt_bias,
             mixed,
         )?;
-        device.linear(&self.in_proj_z, normed, z)?;
         device.gated_rms_norm(mixed, z, &self.norm, self.rms_norm_eps)?;
         Ok(())
     }
@@ -162,9 +165,8 @@ impl<D: Device> FullAttention<D> {
         ws: &mut Workspace<D::Matrix>,
     ) -> Result<(), ModelError> {
         let Workspace { normed, projected: q_gate, mixed, z: k, a: v, .. } = ws;
-        device.linear(&self.q_proj, normed, q_gate)?;
-        device.linear(&self.k_proj, normed, k)?;
-        device.linear(&self.v_proj, normed, v)?;
+        let projections = &mut [(&self.q_proj, &mut *q_gate), (&self.k_proj, &mut *k), (&self.v_proj, &mut *v)];
+        device.linear_each(normed, projections)?;
         device.gated_attention(packing, states.next(), self.shape, q_gate, k, v, &self.q_norm, &self.k_norm, mixed)?;
         Ok(())
     }
@@ -174,8 +176,7 @@ impl<D: Device> Mlp<D> {
     /// `update = down(silu(gate(n)) · up(n))` with `n = normed`.
     fn forward(&self, device: &D, ws: &mut Workspace<D::Matrix>) -> Result<(), ModelError> {
         let Workspace { normed, projected: gate, mixed: up, update, .. } = ws;
-        device.linear(&self.gate_proj, normed, gate)?;
-        device.linear(&self.up_proj, normed, up)?;
+        device.linear_each(normed, &mut [(&self.gate_proj, &mut *gate), (&self.up_proj, &mut *up)])?;
         device.silu_mul(gate, up)?;
         device.linear(&self.down_proj, gate, update)?;
         Ok(())
