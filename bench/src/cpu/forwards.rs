@@ -22,7 +22,9 @@ pub(super) fn measure(bench: &mut Bench, tokens: &[usize], runs: u32) -> Result<
         BLOCKS_TOKENS / BLOCKS
     );
     print!("{:>7} {:>9} {:>9} {:>8} {:>8} {:>7}", "tokens", "p50 ms", "p95 ms", "tokens/s", "GFLOP/s", "% peak");
-    Phase::ALL.iter().for_each(|phase| print!(" {:>11}", phase.name()));
+    for phase in Phase::ALL {
+        print!(" {:>11}", phase.name());
+    }
     println!();
     for &tokens in tokens {
         let tree = tree(tokens.max(2 * BLOCKS_TOKENS));
@@ -33,7 +35,7 @@ pub(super) fn measure(bench: &mut Bench, tokens: &[usize], runs: u32) -> Result<
         let times: Vec<_> = runs.iter().map(|(time, _)| *time).collect();
         let (p50, p95) = (percentile(&times, 50), percentile(&times, 95));
         let costs = runs[times.partition_point(|time| *time < p50)].1;
-        let rate = costs.iter().map(|cost| cost.operations).sum::<f64>() / p50.as_secs_f64();
+        let rate = costs.iter().map(|cost| cost.operations).sum::<u64>() as f64 / p50.as_secs_f64();
         print!(
             "{:>7} {:>9.1} {:>9.1} {:>8.0} {:>8.1} {:>7.1}",
             tree.tokens(),
@@ -45,8 +47,8 @@ pub(super) fn measure(bench: &mut Bench, tokens: &[usize], runs: u32) -> Result<
         );
         for Cost { time, operations } in costs {
             let share = 100.0 * time.as_secs_f64() / p50.as_secs_f64();
-            let rate = operations / time.as_secs_f64() / 1e9;
-            let shown = if operations > 0.0 { format!("{share:.1} ({rate:.0})") } else { format!("{share:.1}") };
+            let rate = operations as f64 / time.as_secs_f64() / 1e9;
+            let shown = if operations > 0 { format!("{share:.1} ({rate:.0})") } else { format!("{share:.1}") };
             print!(" {shown:>11}");
         }
         println!();

@@ -26,7 +26,9 @@ const SPAN: Duration = Duration::from_millis(200);
 pub(super) fn measure(device: &CpuDevice, peak: f64) -> Result<()> {
     println!("\nGFLOP/s of the product with BF16 weights in F32 arithmetic, by rows (and % of the peak)");
     print!("{:20} {:>12}", "layer", "[out, in]");
-    ROWS.iter().for_each(|rows| print!(" {rows:>12}"));
+    for rows in ROWS {
+        print!(" {rows:>12}");
+    }
     println!();
     for (name, outputs, inputs) in LAYERS {
         print!("{name:20} {:>12}", format!("{outputs}, {inputs}"));

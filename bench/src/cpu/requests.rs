@@ -18,7 +18,7 @@ struct Run {
     finish: Duration,
     input_tokens: usize,
     computed_tokens: u64,
-    operations: f64,
+    operations: u64,
 }
 
 /// Prints the columns of [`measure`].
@@ -44,7 +44,7 @@ pub(super) fn measure(bench: &mut Bench, name: &str, body: &[u8], runs: u32) -> 
     let ms = |time: Duration| time.as_secs_f64() * 1e3;
     let totals = sorted(|run| run.total);
     let total = percentile(&totals, 50);
-    let rate = runs[0].operations / total.as_secs_f64();
+    let rate = runs[0].operations as f64 / total.as_secs_f64();
     println!(
         "{name:24} {:>7} {:>8} {:>9.1} {:>9.1} {:>9.2} {:>9.2} {:>8.1} {:>7.1}",
         runs[0].input_tokens,
@@ -73,15 +73,15 @@ fn run(bench: &mut Bench, body: &[u8]) -> Result<Run> {
         .map_err(|refusal| refused(format!("{refusal:?}")))?;
     let render = started.elapsed();
     let logits = compute(&mut bench.model, &rendered)?;
-    let computed = started.elapsed();
+    let computed = Instant::now();
     let decision = rendered.pending.finish(&logits).map_err(|refusal| refused(format!("{refusal:?}")))?;
     let response = write_decision(bench.member.package().model_name(), &decision);
-    let total = started.elapsed();
+    let (total, finish) = (started.elapsed(), computed.elapsed());
     std::hint::black_box(response);
     Ok(Run {
         total,
         render,
-        finish: total - computed,
+        finish,
         input_tokens: decision.input_tokens,
         computed_tokens: bench.model.tally().tokens_computed - before,
         operations: bench.account.take().iter().map(|cost| cost.operations).sum(),

@@ -49,7 +49,7 @@ pub(crate) struct Cost {
     /// Floating-point operations of the definition, two for a multiply-add: of the matrix products `2 · m · n · k`, of
     /// the gated delta rule `6 · key_dim · value_dim` per token and value head, of attention `4 · head_dim` per query
     /// head, query and key that it sees. Everything else is counted as none.
-    pub(crate) operations: f64,
+    pub(crate) operations: u64,
 }
 
 /// The costs of every phase since the account was taken last.
@@ -73,7 +73,7 @@ impl Account {
     }
 
     /// Does some work and books it. After the backbone's last operation everything is the heads'.
-    fn book<R>(&self, phase: Phase, operations: f64, work: impl FnOnce() -> R) -> R {
+    fn book<R>(&self, phase: Phase, operations: u64, work: impl FnOnce() -> R) -> R {
         let start = Instant::now();
         let result = work();
         let time = start.elapsed();
@@ -107,12 +107,12 @@ impl<D> Timed<D> {
 /// A Linear weight that knows its shape.
 pub(crate) struct Weight<W> {
     weight: W,
-    elements: f64,
+    elements: u64,
 }
 
 /// Query-key pairs of causal attention over every sequence and its parent.
-fn pairs(packing: &Packing) -> f64 {
-    let pairs = |len: usize, before: usize| len as f64 * (before as f64 + (len as f64 + 1.0) / 2.0);
+fn pairs(packing: &Packing) -> u64 {
+    let pairs = |len: usize, before: usize| (len * before + len * (len + 1) / 2) as u64;
     packing.sequences.iter().map(|sequence| pairs(sequence.len, sequence.position)).sum()
 }
 
@@ -132,7 +132,7 @@ impl<D: Device> Device for Timed<D> {
     }
 
     fn load_weight(&self, weight: HostTensor<'_>) -> Result<Self::Weight, KernelError> {
-        let elements = weight.shape.iter().product::<usize>() as f64;
+        let elements = weight.shape.iter().product::<usize>() as u64;
         Ok(Weight { weight: self.device.load_weight(weight)?, elements })
     }
 
@@ -158,7 +158,7 @@ impl<D: Device> Device for Timed<D> {
         ids: &[u32],
         out: &mut Self::Matrix,
     ) -> Result<(), KernelError> {
-        self.account.book(Phase::Embedding, 0.0, || self.device.embedding_gather(table, ids, out))
+        self.account.book(Phase::Embedding, 0, || self.device.embedding_gather(table, ids, out))
     }
 
     fn linear_each(
@@ -166,8 +166,8 @@ impl<D: Device> Device for Timed<D> {
         x: &Self::Matrix,
         products: &mut [(&Self::Weight, &mut Self::Matrix)],
     ) -> Result<(), KernelError> {
-        let elements: f64 = products.iter().map(|(weight, _)| weight.elements).sum();
-        let operations = 2.0 * self.device.shape(x).0 as f64 * elements;
+        let elements: u64 = products.iter().map(|(weight, _)| weight.elements).sum();
+        let operations = 2 * self.device.shape(x).0 as u64 * elements;
         let mut products: Vec<_> = products.iter_mut().map(|(weight, out)| (&weight.weight, &mut **out)).collect();
         self.account.book(Phase::Gemm, operations, || self.device.linear_each(x, &mut products))
     }
@@ -179,11 +179,11 @@ impl<D: Device> Device for Timed<D> {
         eps: f32,
         out: &mut Self::Matrix,
     ) -> Result<(), KernelError> {
-        self.account.book(Phase::Rows, 0.0, || self.device.rms_norm(x, weight, eps, out))
+        self.account.book(Phase::Rows, 0, || self.device.rms_norm(x, weight, eps, out))
     }
 
     fn add(&self, residual: &mut Self::Matrix, x: &Self::Matrix) -> Result<(), KernelError> {
-        self.account.book(Phase::Rows, 0.0, || self.device.add(residual, x))
+        self.account.book(Phase::Rows, 0, || self.device.add(residual, x))
     }
 
     fn add_rms_norm(
@@ -194,11 +194,11 @@ impl<D: Device> Device for Timed<D> {
         eps: f32,
         out: &mut Self::Matrix,
     ) -> Result<(), KernelError> {
-        self.account.book(Phase::Rows, 0.0, || self.device.add_rms_norm(residual, x, weight, eps, out))
+        self.account.book(Phase::Rows, 0, || self.device.add_rms_norm(residual, x, weight, eps, out))
     }
 
     fn silu_mul(&self, gate: &mut Self::Matrix, up: &Self::Matrix) -> Result<(), KernelError> {
-        self.account.book(Phase::Rows, 0.0, || self.device.silu_mul(gate, up))
+        self.account.book(Phase::Rows, 0, || self.device.silu_mul(gate, up))
     }
 
     fn causal_conv1d_silu(
@@ -209,7 +209,7 @@ impl<D: Device> Device for Timed<D> {
         x: &Self::Matrix,
         out: &mut Self::Matrix,
     ) -> Result<(), KernelError> {
-        self.account.book(Phase::Conv, 0.0, || self.device.causal_conv1d_silu(packing, states, weight, x, out))
+        self.account.book(Phase::Conv, 0, || self.device.causal_conv1d_silu(packing, states, weight, x, out))
     }
 
     fn gated_delta_rule(
@@ -225,7 +225,7 @@ impl<D: Device> Device for Timed<D> {
         out: &mut Self::Matrix,
     ) -> Result<(), KernelError> {
         let per_token = 6 * shape.value_heads * shape.key_dim * shape.value_dim;
-        self.account.book(Phase::GatedDelta, (packing.tokens() * per_token) as f64, || {
+        self.account.book(Phase::GatedDelta, (packing.tokens() * per_token) as u64, || {
             self.device.gated_delta_rule(packing, states, shape, qkv, a, b, a_log, dt_bias, out)
         })
     }
@@ -237,7 +237,7 @@ impl<D: Device> Device for Timed<D> {
         weight: &Self::Vector,
         eps: f32,
     ) -> Result<(), KernelError> {
-        self.account.book(Phase::Rows, 0.0, || self.device.gated_rms_norm(o, z, weight, eps))
+        self.account.book(Phase::Rows, 0, || self.device.gated_rms_norm(o, z, weight, eps))
     }
 
     fn gated_attention(
@@ -253,17 +253,17 @@ impl<D: Device> Device for Timed<D> {
         out: &mut Self::Matrix,
     ) -> Result<(), KernelError> {
         let per_pair = 4 * shape.num_attention_heads * shape.head_dim;
-        self.account.book(Phase::Attention, pairs(packing) * per_pair as f64, || {
+        self.account.book(Phase::Attention, pairs(packing) * per_pair as u64, || {
             self.device.gated_attention(packing, states, shape, q_gate, k, v, q_norm, k_norm, out)
         })
     }
 
     fn gather_rows(&self, x: &Self::Matrix, rows: &[u32], out: &mut Self::Matrix) -> Result<(), KernelError> {
-        self.account.book(Phase::Rows, 0.0, || self.device.gather_rows(x, rows, out))
+        self.account.book(Phase::Rows, 0, || self.device.gather_rows(x, rows, out))
     }
 
     fn mean_rows(&self, x: &Self::Matrix, ranges: &[Range<u32>], out: &mut Self::Matrix) -> Result<(), KernelError> {
-        self.account.book(Phase::Heads, 0.0, || self.device.mean_rows(x, ranges, out))
+        self.account.book(Phase::Heads, 0, || self.device.mean_rows(x, ranges, out))
     }
 
     fn layer_norm(
@@ -274,19 +274,19 @@ impl<D: Device> Device for Timed<D> {
         eps: f32,
         out: &mut Self::Matrix,
     ) -> Result<(), KernelError> {
-        self.account.book(Phase::Heads, 0.0, || self.device.layer_norm(x, weight, bias, eps, out))
+        self.account.book(Phase::Heads, 0, || self.device.layer_norm(x, weight, bias, eps, out))
     }
 
     fn center_rows(&self, x: &mut Self::Matrix, groups: &[Range<u32>]) -> Result<(), KernelError> {
-        self.account.book(Phase::Heads, 0.0, || self.device.center_rows(x, groups))
+        self.account.book(Phase::Heads, 0, || self.device.center_rows(x, groups))
     }
 
     fn add_slots(&self, x: &mut Self::Matrix, table: &Self::Vector, index: &[u32]) -> Result<(), KernelError> {
-        self.account.book(Phase::Heads, 0.0, || self.device.add_slots(x, table, index))
+        self.account.book(Phase::Heads, 0, || self.device.add_slots(x, table, index))
     }
 
     fn add_bias(&self, x: &mut Self::Matrix, bias: &Self::Vector) -> Result<(), KernelError> {
-        self.account.book(Phase::Heads, 0.0, || self.device.add_bias(x, bias))
+        self.account.book(Phase::Heads, 0, || self.device.add_bias(x, bias))
     }
 
     fn pair_scores(
@@ -299,7 +299,7 @@ impl<D: Device> Device for Timed<D> {
         scalar: &Self::Vector,
         out: &mut Vec<f32>,
     ) -> Result<(), KernelError> {
-        self.account.book(Phase::Heads, 0.0, || {
+        self.account.book(Phase::Heads, 0, || {
             self.device.pair_scores(groups, left_dot, left_mlp, right_dot, right_mlp, scalar, out)
         })
     }
@@ -325,7 +325,7 @@ mod tests {
         let block = |start, len| Sequence { start, len, parent: Some(Parent::Sequence(0)), position: 3 };
         let prefix = Sequence { start: 0, len: 3, parent: None, position: 0 };
         let packing = Packing { sequences: vec![prefix, block(3, 2), block(5, 1)], keep: vec![] };
-        assert_eq!(pairs(&packing).to_bits(), f64::from(1 + 2 + 3 + (4 + 5) + 4).to_bits());
+        assert_eq!(pairs(&packing), 1 + 2 + 3 + (4 + 5) + 4);
     }
 
     /// The heads' Linear layers are not the backbone's.
@@ -347,7 +347,7 @@ mod tests {
         device.linear(&weight, &normed, &mut out).unwrap();
         let operations = |costs: [Cost; 7], phase: Phase| costs[phase as usize].operations;
         let costs = account.take();
-        assert_eq!((operations(costs, Phase::Gemm), operations(costs, Phase::Heads)), (60.0, 120.0));
-        assert_eq!(operations(account.take(), Phase::Heads), 0.0);
+        assert_eq!((operations(costs, Phase::Gemm), operations(costs, Phase::Heads)), (60, 120));
+        assert_eq!(operations(account.take(), Phase::Heads), 0);
     }
 }
