@@ -185,6 +185,15 @@ pub enum Profile {
     Bf16,
 }
 
+impl FromStr for Profile {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        let profile = [Profile::Fp32, Profile::Bf16].into_iter().find(|profile| profile.name() == name);
+        profile.ok_or_else(|| "expected fp32 or bf16".to_owned())
+    }
+}
+
 impl Profile {
     /// Its name in files and metrics.
     pub fn name(self) -> &'static str {

@@ -117,11 +117,7 @@ fn read_anchor(table: &mut Table, report: &mut Report) -> Option<Anchor> {
 
 fn read_profile(table: &mut Table, report: &mut Report) -> Profile {
     let want = Want { what: "\"fp32\" or \"bf16\"", example: "\"fp32\"" };
-    let profile = table.get(report, "profile", want, |value| match value.as_str()? {
-        "fp32" => Some(Profile::Fp32),
-        "bf16" => Some(Profile::Bf16),
-        _ => None,
-    });
+    let profile = table.get(report, "profile", want, |value| value.as_str()?.parse().ok());
     profile.map_or(Profile::Fp32, |profile| profile.value)
 }
 

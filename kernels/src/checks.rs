@@ -121,6 +121,9 @@ pub(crate) fn product(dimensions: &[usize]) -> usize {
 /// The shape of a state in a device's layout, of an operation and a number of tokens.
 type StateLayout<'a> = &'a dyn Fn(StateShape, usize) -> Shape;
 
+/// The most taps of a convolution; the models have four.
+pub(crate) const MAX_CONV_TAPS: usize = 8;
+
 /// Shapes of the convolution's operands; returns the number of taps.
 pub(crate) fn conv(
     rows: &Packing,
@@ -136,6 +139,9 @@ pub(crate) fn conv(
         return Err(KernelError::Shape { op: OP, what: "elements of weight", expected: x.1.max(1), found: weight });
     }
     dimension(OP, "elements of weight", x.1 * taps, weight)?;
+    if taps > MAX_CONV_TAPS {
+        return Err(KernelError::Shape { op: OP, what: "taps, at most", expected: MAX_CONV_TAPS, found: taps });
+    }
     states.check(OP, |tokens| layout(StateShape::Conv { channels: x.1, taps }, tokens))?;
     Ok(taps)
 }

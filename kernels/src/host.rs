@@ -3,7 +3,7 @@
 use half::bf16;
 
 use crate::checks::StateSizes;
-use crate::{DType, HostTensor, KernelError, RowSource, States, checks};
+use crate::{DType, HostTensor, KernelError, RowSource, States, checks, huge};
 
 /// A row-major F32 matrix `[rows, columns]` in host memory.
 #[derive(Debug, Default)]
@@ -91,6 +91,7 @@ pub(crate) fn set_len<T: Clone + Default>(values: &mut Vec<T>, len: usize) {
         // The old values go first: nobody needs them, and there need not be room for both.
         *values = Vec::new();
         *values = vec![T::default(); len];
+        huge::advise(values);
     } else {
         values.resize(len, T::default());
     }

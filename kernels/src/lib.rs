@@ -9,6 +9,7 @@ pub mod cpu;
 pub mod device;
 pub mod error;
 mod host;
+mod huge;
 pub mod reference;
 mod rotary;
 #[cfg(test)]

@@ -18,6 +18,7 @@ struct Member {
     name: String,
     package: PathBuf,
     aliases: Vec<String>,
+    profile: &'static str,
     devices: Vec<String>,
     lines: String,
 }
@@ -37,6 +38,7 @@ impl Deployment {
             name: name.to_owned(),
             package: package.to_owned(),
             aliases: Vec::new(),
+            profile: "fp32",
             devices: vec!["cpu:*".to_owned()],
             lines: String::new(),
         };
@@ -76,6 +78,16 @@ impl Deployment {
         self
     }
 
+    /// The member that was added last in BF16.
+    ///
+    /// # Panics
+    /// If there is no member yet.
+    #[must_use]
+    pub fn bf16(mut self) -> Self {
+        self.members.last_mut().expect("a member comes before its profile").profile = "bf16";
+        self
+    }
+
     /// A line of the `[server]` table.
     #[must_use]
     pub fn server(mut self, line: &str) -> Self {
@@ -107,10 +119,11 @@ impl Deployment {
         for member in &self.members {
             let _ = write!(
                 toml,
-                "[[member]]\nname = {:?}\npath = {:?}\nanchor = {:?}\nprofile = \"fp32\"\ndevices = {:?}\naliases = {:?}\n{}\n",
+                "[[member]]\nname = {:?}\npath = {:?}\nanchor = {:?}\nprofile = {:?}\ndevices = {:?}\naliases = {:?}\n{}\n",
                 member.name,
                 member.package.to_str().expect("the path of a package is UTF-8"),
                 fixtures::anchor(&member.package),
+                member.profile,
                 member.devices,
                 member.aliases,
                 member.lines,

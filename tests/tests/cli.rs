@@ -127,13 +127,11 @@ fn check_names_the_key_and_the_line_of_what_is_wrong() {
 fn check_and_serve_refuse_what_this_build_does_not_serve() {
     let folder = folder();
     let good = Deployment::of(&["tiny-08b"]).to_toml();
-    for (piece, replacement) in [("\"fp32\"", "\"bf16\""), ("\"cpu:*\"", "\"cuda:0\"")] {
-        let toml = good.replace(piece, replacement);
-        fails_in_one_line(&check(&toml), &["tiny-08b", replacement.trim_matches('"')]);
-        fs::write(folder.path().join("deployment.toml"), toml).expect("a temporary folder is writable");
-        let served = run(SYNOD, &["serve", "--config", "deployment.toml"], folder.path(), "");
-        fails_in_one_line(&served, &["tiny-08b", replacement.trim_matches('"')]);
-    }
+    let toml = good.replace("\"cpu:*\"", "\"cuda:0\"");
+    fails_in_one_line(&check(&toml), &["tiny-08b", "cuda:0"]);
+    fs::write(folder.path().join("deployment.toml"), toml).expect("a temporary folder is writable");
+    let served = run(SYNOD, &["serve", "--config", "deployment.toml"], folder.path(), "");
+    fails_in_one_line(&served, &["tiny-08b", "cuda:0"]);
     let served_on = |bind| run(SYNOD, &["serve", "--demo", "--bind", bind], folder.path(), "");
     fails_in_one_line(&served_on("0.0.0.0:0"), &["demonstration", "0.0.0.0:0", "[[key]]"]);
 }

@@ -87,6 +87,18 @@ fn a_member_within_its_gates_is_verified() {
     assert_eq!(models["models"][0]["replicas"][0]["verification"], "verified", "{models}");
 }
 
+/// In BF16 a member is held to wider gates, and `/v1/models` says so; a rounded bundle serves nothing else.
+#[test]
+fn a_member_in_bf16_is_verified_within_wider_gates() {
+    let folder = cases(&["golden", "list-forms"]);
+    let server = Server::start(SYNOD, &deployment(folder.path(), &[]).bf16());
+    assert!(reaches(&server, "verification", "verified"), "{}", executor(&server));
+    let distance = case_metric(&server, "synod_drift_logit_max", "golden").expect("a distance of the case");
+    assert!((1e-4..0.35).contains(&distance), "{distance}");
+    assert_eq!(server.client().get("/v1/models").json()["models"][0]["profile"], "bf16");
+    assert_eq!(server.ask(GOOD).status, 200);
+}
+
 #[test]
 fn a_member_without_recorded_cases_serves_as_unverified() {
     let server = Server::start(SYNOD, &Deployment::of(&["tiny-08b"]));

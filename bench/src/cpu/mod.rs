@@ -14,11 +14,13 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::Args;
+use serde_json::{Value, json};
 use synod::cli::local::LocalMember;
 use synod::cli::progress::Bar;
 use synod::member::synth::{self, Shape, SynthSpec};
 use synod::member::{Anchor, Trust};
-use synod::model::Model;
+use synod::model::{Model, cpu_device};
+use synod_config::Profile;
 use synod_kernels::cpu::{CpuDevice, Isa};
 use tempfile::TempDir;
 
@@ -27,6 +29,8 @@ use synod_bench::machine;
 
 /// The requests that are measured.
 const REQUESTS: [&str; 2] = ["golden-request.json", "router-request.json"];
+/// How many times as long a prompt the last of them is measured over as well.
+const LONGER: usize = 4;
 
 /// Measure products, forwards and requests on this machine's cores.
 ///
@@ -54,12 +58,18 @@ pub(crate) struct Cpu {
     /// Measured runs of each forward and request; one more before them is not counted
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     runs: u32,
+    /// fp32 or bf16: what the member computes in
+    #[arg(long, value_name = "PROFILE", default_value = Profile::Fp32.name())]
+    profile: Profile,
     /// The first N cores that this process may use; by default all of them
     #[arg(long, value_name = "N")]
     cores: Option<usize>,
     /// Measure the products alone, on every instruction set of the machine
     #[arg(long)]
     products: bool,
+    /// Write what was measured of the requests, and the lengths of their trees, to this file as well
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
     /// Folder of the requests
     #[arg(long, value_name = "DIR", default_value = "tests/fixtures")]
     fixtures: PathBuf,
@@ -76,7 +86,7 @@ impl Cpu {
                 products::measure(&device, peak)
             });
         }
-        let device = CpuDevice::new(&cores)?;
+        let device = cpu_device(&cores, self.profile)?;
         let peak = begin(&cores, &device);
         products::measure(&device, peak)?;
 
@@ -86,22 +96,46 @@ impl Cpu {
         let mut bench = Bench::load(member, device, peak)?;
         forwards::measure(&mut bench, &self.tokens, self.runs)?;
         requests::head();
-        for name in REQUESTS {
-            let path = self.fixtures.join(name);
-            let body = fs::read(&path).with_context(|| path.display().to_string())?;
-            requests::measure(&mut bench, name, &body, self.runs).with_context(|| path.display().to_string())?;
+        let mut measured = Vec::new();
+        for (name, body) in self.bodies()? {
+            measured.push(requests::measure(&mut bench, &name, &body, self.runs).context(name)?);
         }
-        Ok(())
+        let Some(path) = &self.json else { return Ok(()) };
+        let report = json!({
+            "machine": machine::line(&cores, CpuDevice::new(&cores)?.isa()),
+            "profile": self.profile.name(),
+            "peak_gflops": peak / 1e9,
+            "runs": self.runs,
+            "requests": measured,
+        });
+        fs::write(path, report.to_string()).with_context(|| path.display().to_string())
+    }
+
+    /// Name and body of each request: those of the folder, and the last one with its state repeated.
+    fn bodies(&self) -> Result<Vec<(String, Vec<u8>)>> {
+        let read = |name: &str| {
+            let path = self.fixtures.join(name);
+            fs::read(&path).with_context(|| path.display().to_string())
+        };
+        let mut bodies =
+            REQUESTS.iter().map(|name| Ok(((*name).to_owned(), read(name)?))).collect::<Result<Vec<_>>>()?;
+        if let Some((name, body)) = bodies.last() {
+            let mut request: Value = serde_json::from_slice(body).with_context(|| name.clone())?;
+            let state = request["state"].as_str().with_context(|| format!("{name}: the state is not a text"))?;
+            request["state"] = Value::from(vec![state; LONGER].join("\n"));
+            bodies.push((format!("{name} × {LONGER}"), request.to_string().into_bytes()));
+        }
+        Ok(bodies)
     }
 
     fn open(&self, folder: &TempDir) -> Result<LocalMember> {
         if let Some(path) = &self.member {
-            return LocalMember::open(path, self.anchor.map_or(Trust::Released, Trust::Anchored));
+            return LocalMember::open(path, self.anchor.map_or(Trust::Released, Trust::Anchored), self.profile);
         }
         let path = folder.path().join("member");
         let spec = SynthSpec { shape: self.shape, layers: self.layers, vocab: None, seed: 1 };
         let report = synth::write(&spec, &path, &Bar::new("writing"))?;
-        LocalMember::open(&path, Trust::Anchored(report.anchor))
+        LocalMember::open(&path, Trust::Anchored(report.anchor), self.profile)
     }
 }
 

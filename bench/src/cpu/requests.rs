@@ -1,11 +1,14 @@
 //! Whole requests in this process, from their JSON to the response's.
 
+use std::fmt::Arguments;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, anyhow};
+use anyhow::{Error, Result, anyhow};
+use serde_json::{Value, json};
 use synod::cli::local::compute;
+use synod::family::{Readout, Rendered};
 use synod::model::Forward;
-use synod::wire::json;
+use synod::wire::json as wire;
 use synod::wire::request::{Limits, Request, Strictness};
 use synod::wire::response::write_decision;
 
@@ -32,8 +35,9 @@ pub(super) fn head() {
     );
 }
 
-/// Prints the figures of a request. One run before the measured ones fills the caches of tokenised texts.
-pub(super) fn measure(bench: &mut Bench, name: &str, body: &[u8], runs: u32) -> Result<()> {
+/// Prints the figures of a request, and returns them with the lengths of its trees. One run before the measured ones fills
+/// the caches of tokenised texts.
+pub(super) fn measure(bench: &mut Bench, name: &str, body: &[u8], runs: u32) -> Result<Value> {
     run(bench, body)?;
     let runs = (0..runs).map(|_| run(bench, body)).collect::<Result<Vec<_>>>()?;
     let sorted = |time: fn(&Run) -> Duration| {
@@ -56,31 +60,57 @@ pub(super) fn measure(bench: &mut Bench, name: &str, body: &[u8], runs: u32) -> 
         rate / 1e9,
         100.0 * rate / bench.peak
     );
-    Ok(())
+    Ok(json!({
+        "request": name,
+        "input_tokens": runs[0].input_tokens,
+        "computed_tokens": runs[0].computed_tokens,
+        "p50_ms": ms(total),
+        "trees": lengths(bench, body)?,
+    }))
+}
+
+/// Of every tree: the tokens of its prefix, and of each block the tokens and how many positions are read.
+fn lengths(bench: &Bench, body: &[u8]) -> Result<Vec<Value>> {
+    let rendered = render(bench, body)?;
+    let positions = |readout: &Readout| match readout {
+        Readout::Candidates { options, .. } => options.len() + 1,
+        Readout::Spans { words, labels, .. } => words.len() + labels.iter().map(|label| label.len()).sum::<usize>(),
+    };
+    let trees = rendered.plan.trees.iter().map(|tree| {
+        let blocks =
+            tree.blocks.iter().map(|block| json!({"tokens": block.ids.len(), "read": positions(&block.readout)}));
+        json!({"prefix": tree.prefix.len(), "blocks": blocks.collect::<Vec<_>>()})
+    });
+    Ok(trees.collect())
+}
+
+fn render(bench: &Bench, body: &[u8]) -> Result<Rendered> {
+    let request = Request::read(wire::parse(body)?, &Limits::default())
+        .map_err(|problem| refused(format_args!("{:?}", problem.into_details(|_| None))))?;
+    let family = bench.member.family();
+    let rendered = family.render(&request.state, &request.questions, Strictness::AllOrNothing);
+    rendered.map_err(|refusal| refused(format_args!("{refusal:?}")))
+}
+
+fn refused(reason: Arguments<'_>) -> Error {
+    anyhow!("the request is refused: {reason}")
 }
 
 fn run(bench: &mut Bench, body: &[u8]) -> Result<Run> {
-    let refused = |reason: String| anyhow!("the request is refused: {reason}");
     let before = bench.model.tally().tokens_computed;
     bench.account.take();
     let started = Instant::now();
-    let request = Request::read(json::parse(body)?, &Limits::default())
-        .map_err(|problem| refused(format!("{:?}", problem.into_details(|_| None))))?;
-    let rendered = bench
-        .member
-        .family()
-        .render(&request.state, &request.questions, Strictness::AllOrNothing)
-        .map_err(|refusal| refused(format!("{refusal:?}")))?;
-    let render = started.elapsed();
+    let rendered = render(bench, body)?;
+    let render_time = started.elapsed();
     let logits = compute(&mut bench.model, &rendered)?;
     let computed = Instant::now();
-    let decision = rendered.pending.finish(&logits).map_err(|refusal| refused(format!("{refusal:?}")))?;
+    let decision = rendered.pending.finish(&logits).map_err(|refusal| refused(format_args!("{refusal:?}")))?;
     let response = write_decision(bench.member.package().model_name(), &decision);
     let (total, finish) = (started.elapsed(), computed.elapsed());
     std::hint::black_box(response);
     Ok(Run {
         total,
-        render,
+        render: render_time,
         finish,
         input_tokens: decision.input_tokens,
         computed_tokens: bench.model.tally().tokens_computed - before,

@@ -1,10 +1,12 @@
-//! Gated causal attention by tiles of queries, on the matrix product's register tile.
+//! Gated causal attention by blocks of queries and keys, on the matrix product's register tile.
 //!
 //! Keys are normed and rotated once and packed as panels `[head_dim][NR keys]`, values as panels `[tokens][NR columns]`;
-//! a prefix's panels serve all its blocks, and those of later batches where they are kept. A piece of work has a few queries of one head: their scores with every key
-//! they see (a strip of `MR × keys`, never `L × L`), the softmax of each row, and the product with the values: of the
-//! keys that all the tile's queries see, block by block of [`KC`] keys counted from the start of the prefix and of the
-//! sequence; of the tile's own keys, query by query up to the query itself.
+//! a prefix's panels serve all its blocks, and those of later batches where they are kept. A piece of work has the query
+//! heads of one key head (GQA) for some consecutive queries, so that what it reads of the keys and values serves all of
+//! them: it goes through blocks of [`KC`] keys, counted from the start of the prefix and of the sequence, with an online
+//! softmax (Milakov and Gimelshein, Online normalizer calculation for softmax, 2018; Dao et al., FlashAttention, 2022):
+//! scores, their exponentials relative to the largest so far, and the sum of the values with these weights, which is
+//! scaled where a later block has a larger score. A tile's own keys come last, query by query up to the query itself.
 //!
 //! Invariant: a key that a query does not see takes no part in the query's result. A probability of zero would not keep
 //! it out: zero times an infinite value is not a number. Tiles are counted from the start of the sequence, so a query's
@@ -13,11 +15,12 @@
 use std::ops::Range;
 
 use crate::checks::Shape;
-use crate::cpu::gemm::{KC, MAX_MR, MAX_NR, NR_VECTORS, PanelColumns, TileRows, multiply, tile_rows};
+use crate::cpu::gemm::{KC, MAX_MR, NR_VECTORS, PanelColumns, TileRows, multiply, tile_rows};
+use crate::cpu::lease::Lease;
 use crate::cpu::math;
 use crate::cpu::pool::Pool;
 use crate::cpu::shared::SharedMatrix;
-use crate::cpu::simd::{Isa, Kernel, Simd, parts};
+use crate::cpu::simd::{Isa, Kernel, MAX_LANES, Simd, parts};
 use crate::host::{HostMatrix, HostState, set_len};
 use crate::rotary::RotaryTable;
 use crate::{AttentionShape, Packing, Parent, Sequence, States};
@@ -71,10 +74,78 @@ pub(crate) fn state_layout(shape: AttentionShape, isa: Isa, tokens: usize) -> Sh
     (1, packed_elements(shape, width, tokens.div_ceil(width), tokens).iter().sum())
 }
 
-/// The most bytes that one thread works on, for a query that sees `visible` keys: scores, weights and queries of a tile.
-pub(crate) fn tile_bytes(shape: AttentionShape, isa: Isa, visible: usize) -> usize {
-    let rows = isa.run(TileRows);
-    (rows * (2 * visible + shape.head_dim) + shape.head_dim) * size_of::<f32>()
+/// Rows, of queries times heads, that a piece of work has about: so many that reading keys and values is cheap beside
+/// using them, so few that their queries, scores, weights and sums stay in the second-level cache.
+const PIECE_ROWS: usize = 96;
+
+/// How large a piece of work is.
+#[derive(Clone, Copy)]
+struct Sizes {
+    shape: AttentionShape,
+    /// `NR`: columns of a panel.
+    width: usize,
+    /// Rows of a full tile.
+    full_rows: usize,
+}
+
+impl Sizes {
+    fn of(shape: AttentionShape, width: usize, full_rows: usize) -> Self {
+        Sizes { shape, width, full_rows }
+    }
+
+    /// Query heads of a key head.
+    fn group(self) -> usize {
+        self.shape.num_attention_heads / self.shape.num_key_value_heads
+    }
+
+    /// Tiles of each query head.
+    fn tiles_per_head(self) -> usize {
+        (PIECE_ROWS / (self.full_rows * self.group())).max(1)
+    }
+
+    /// Queries of each query head.
+    fn queries(self) -> usize {
+        self.tiles_per_head() * self.full_rows
+    }
+
+    fn tiles(self) -> usize {
+        self.tiles_per_head() * self.group()
+    }
+
+    /// A tile's queries as a left operand, `[head_dim][rows]`.
+    fn query(self) -> usize {
+        self.shape.head_dim * self.full_rows
+    }
+
+    /// A tile's scores with a block of keys, `[key panels][rows, NR]`.
+    fn scores(self) -> usize {
+        KC * self.full_rows
+    }
+
+    /// A tile's weights of a block of keys as a left operand, `[keys][rows]`.
+    fn weights(self) -> usize {
+        KC * self.full_rows
+    }
+
+    /// A tile's sums, `[panels of columns][rows, NR]`.
+    fn sums(self) -> usize {
+        self.panels() * self.width * self.full_rows
+    }
+
+    /// Panels of a head's columns.
+    fn panels(self) -> usize {
+        self.shape.head_dim.div_ceil(self.width)
+    }
+
+    fn piece(self) -> usize {
+        let tile = self.query() + self.scores() + self.weights() + self.sums() + 2 * self.full_rows;
+        self.tiles() * tile + self.shape.head_dim
+    }
+}
+
+/// Bytes that one piece of work has for itself.
+pub(crate) fn piece_bytes(shape: AttentionShape, isa: Isa) -> usize {
+    Sizes::of(shape, isa.run(PanelColumns), isa.run(TileRows)).piece() * size_of::<f32>()
 }
 
 /// Some keys of one sequence, side by side in one panel.
@@ -110,21 +181,21 @@ struct Plan {
     key_panels: Vec<KeyPanel>,
     /// First key panel of each sequence.
     first_panels: Vec<usize>,
-    /// Sequence and queries (counted from the sequence's start) of each tile.
-    tiles: Vec<(usize, Range<usize>)>,
+    /// Sequence and queries (counted from the sequence's start) of the pieces of work of each key head.
+    pieces: Vec<(usize, Range<usize>)>,
 }
 
 impl Plan {
-    fn new(packing: &Packing, panel_columns: usize, tile_queries: usize) -> Self {
-        let mut plan = Plan { panel_columns, key_panels: Vec::new(), first_panels: Vec::new(), tiles: Vec::new() };
+    fn new(packing: &Packing, panel_columns: usize, piece_queries: usize) -> Self {
+        let mut plan = Plan { panel_columns, key_panels: Vec::new(), first_panels: Vec::new(), pieces: Vec::new() };
         for (number, &sequence) in packing.sequences.iter().enumerate() {
             plan.first_panels.push(plan.key_panels.len());
             for key in (0..sequence.len).step_by(panel_columns) {
                 let rows = sequence.start + key..sequence.start + sequence.len.min(key + panel_columns);
                 plan.key_panels.push(KeyPanel { rows, position: sequence.position + key });
             }
-            let tiles = (0..sequence.len).step_by(tile_queries);
-            plan.tiles.extend(tiles.map(|first| (number, first..sequence.len.min(first + tile_queries))));
+            let pieces = (0..sequence.len).step_by(piece_queries);
+            plan.pieces.extend(pieces.map(|first| (number, first..sequence.len.min(first + piece_queries))));
         }
         plan
     }
@@ -147,8 +218,9 @@ impl Attention<'_> {
         scratch: &mut AttentionScratch,
         out: &mut HostMatrix,
     ) {
-        let plan = Plan::new(packing, isa.run(PanelColumns), isa.run(TileRows));
-        if plan.tiles.is_empty() {
+        let sizes = Sizes::of(self.shape, isa.run(PanelColumns), isa.run(TileRows));
+        let plan = Plan::new(packing, sizes.width, sizes.queries());
+        if plan.pieces.is_empty() {
             return;
         }
         self.pack_keys(pool, isa, &plan, &mut scratch.keys);
@@ -161,21 +233,22 @@ impl Attention<'_> {
         }
         let kept: Vec<Segment<'_>> = states.kept.iter().map(|state| self.kept(plan.panel_columns, state)).collect();
         let out = SharedMatrix::new(out);
-        let heads = self.shape.num_attention_heads;
-        pool.for_each(plan.tiles.len() * heads, |item| {
-            let (number, queries) = plan.tiles[item / heads].clone();
+        let heads = self.shape.num_key_value_heads;
+        // The last pieces of a sequence see the most keys: first, so that threads end together.
+        pool.for_each(plan.pieces.len() * heads, |item| {
+            let (number, queries) = plan.pieces[plan.pieces.len() - 1 - item / heads].clone();
             let sequence = packing.sequences[number];
             let prefix = sequence.parent.map(|parent| match parent {
                 Parent::Sequence(parent) => plan.segment(packed, packing, parent, sequence.position),
                 Parent::Kept(state) => kept[state],
             });
-            isa.run(QueryTile {
+            isa.run(Piece {
                 operands: self,
                 prefix,
                 own: plan.segment(packed, packing, number, queries.end),
                 sequence,
                 queries,
-                head: item % heads,
+                kv_head: item % heads,
                 out: &out,
             });
         });
@@ -282,21 +355,22 @@ impl Kernel for PackKeys<'_> {
     fn run<S: Simd>(self, simd: S) {
         let width = NR_VECTORS * S::LANES;
         let head_dim = self.operands.shape.head_dim;
-        let mut key = vec![0.0; head_dim];
+        let mut lease = Lease::of(head_dim);
+        let key = lease.values_mut();
         self.values.fill(0.0);
         for (column, row) in self.panel.rows.clone().enumerate() {
             let head = &self.operands.k.row(row)[self.kv_head * head_dim..][..head_dim];
             let position = self.panel.position + column;
-            self.operands.norm_and_rotate(simd, (head, self.operands.k_norm), position, 1.0, &mut key);
-            for (values, &key) in self.values.chunks_exact_mut(width).zip(&key) {
+            self.operands.norm_and_rotate(simd, (head, self.operands.k_norm), position, 1.0, key);
+            for (values, &key) in self.values.chunks_exact_mut(width).zip(&*key) {
                 values[column] = key;
             }
         }
     }
 }
 
-/// Some consecutive queries of one head of one sequence.
-struct QueryTile<'a> {
+/// Some consecutive queries of one sequence, of every query head of one key head.
+struct Piece<'a> {
     operands: &'a Attention<'a>,
     /// The parent's keys, all of which every query sees.
     prefix: Option<Segment<'a>>,
@@ -304,122 +378,228 @@ struct QueryTile<'a> {
     own: Segment<'a>,
     sequence: Sequence,
     queries: Range<usize>,
-    head: usize,
+    kv_head: usize,
     out: &'a SharedMatrix<'a>,
 }
 
-impl Kernel for QueryTile<'_> {
+/// Some of a piece's queries, of one head, that are computed together.
+#[derive(Clone, Copy)]
+struct Tile {
+    /// Among the piece's tiles.
+    number: usize,
+    head: usize,
+    /// The first query, counted from the sequence's start.
+    first: usize,
+    rows: usize,
+    /// Rows of the register tile.
+    height: usize,
+}
+
+/// What a piece is computed in; see [`Sizes`] for the layouts.
+struct PieceMemory<'m> {
+    queries: &'m mut [f32],
+    scores: &'m mut [f32],
+    weights: &'m mut [f32],
+    sums: &'m mut [f32],
+    /// The largest score of each row so far.
+    largest: &'m mut [f32],
+    /// The sum of the weights of each row so far.
+    totals: &'m mut [f32],
+    rotated: &'m mut [f32],
+}
+
+impl<'m> PieceMemory<'m> {
+    fn carve(sizes: Sizes, mut rest: &'m mut [f32]) -> Self {
+        let mut carve = |len: usize| {
+            let (carved, after) = std::mem::take(&mut rest).split_at_mut(len);
+            rest = after;
+            carved
+        };
+        let tiles = sizes.tiles();
+        PieceMemory {
+            queries: carve(tiles * sizes.query()),
+            scores: carve(tiles * sizes.scores()),
+            weights: carve(tiles * sizes.weights()),
+            sums: carve(tiles * sizes.sums()),
+            largest: carve(tiles * sizes.full_rows),
+            totals: carve(tiles * sizes.full_rows),
+            rotated: carve(sizes.shape.head_dim),
+        }
+    }
+}
+
+impl Kernel for Piece<'_> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let height = tile_rows(self.queries.len());
-        let common = self.sequence.position + self.queries.start;
-        let visible = common + self.queries.len();
-        let mut scores = vec![0.0; height * visible];
-        self.score(simd, height, &mut scores);
-        let mut weights =
-            Weights { height, common: vec![0.0; common * height], own: [[0.0; MAX_MR]; MAX_MR], totals: [1.0; MAX_MR] };
-        for (query, scores) in scores.chunks_exact_mut(visible).take(self.queries.len()).enumerate() {
-            let seen = &mut scores[..=common + query];
-            weights.totals[query] = exponentials(simd, seen);
-            let (shared, own) = seen.split_at(common);
-            for (weights, &weight) in weights.common.chunks_exact_mut(height).zip(shared) {
-                weights[query] = weight;
-            }
-            weights.own[query][..own.len()].copy_from_slice(own);
+        let sizes = Sizes::of(self.operands.shape, NR_VECTORS * S::LANES, S::MR);
+        let mut lease = Lease::of(sizes.piece());
+        let mut memory = PieceMemory::carve(sizes, lease.values_mut());
+        memory.sums.fill(0.0);
+        memory.totals.fill(0.0);
+        memory.largest.fill(f32::NEG_INFINITY);
+        for tile in self.tiles(sizes) {
+            self.pack_queries(simd, sizes, tile, &mut memory);
         }
-        self.mix(simd, &weights);
+        if let Some(prefix) = self.prefix {
+            self.attend(simd, sizes, prefix, |_| prefix.keys, &mut memory);
+        }
+        self.attend(simd, sizes, self.own, |tile| tile.first, &mut memory);
+        for tile in self.tiles(sizes) {
+            self.attend_own(simd, sizes, tile, &mut memory);
+            self.write(simd, sizes, tile, &memory);
+        }
     }
 }
 
-/// How much of each value goes into each query's result, before the division by the query's total.
-struct Weights {
-    /// Queries of the register tile.
-    height: usize,
-    /// `[keys before the tile, height]`: of the keys that every query sees.
-    common: Vec<f32>,
-    /// `[query, key]`: of the tile's own keys, as many for each query as it sees.
-    own: [[f32; MAX_MR]; MAX_MR],
-    totals: [f32; MAX_MR],
-}
-
-impl<'a> QueryTile<'a> {
+impl<'a> Piece<'a> {
     #[inline(always)]
-    fn kv_head(&self) -> usize {
-        let AttentionShape { num_attention_heads, num_key_value_heads, .. } = self.operands.shape;
-        self.head / (num_attention_heads / num_key_value_heads)
+    fn tiles(&self, sizes: Sizes) -> impl Iterator<Item = Tile> {
+        let (queries, per_head) = (self.queries.clone(), sizes.tiles_per_head());
+        (0..sizes.tiles()).filter_map(move |number| {
+            let first = queries.start + number % per_head * sizes.full_rows;
+            let rows = queries.end.checked_sub(first).filter(|rows| *rows > 0)?.min(sizes.full_rows);
+            let head = self.kv_head * sizes.group() + number / per_head;
+            Some(Tile { number, head, first, rows, height: tile_rows(rows) })
+        })
     }
 
-    /// The query's row of `q_gate`, its query and its gate.
+    /// The query and the gate of a row of a tile.
     #[inline(always)]
-    fn query_and_gate(&self, query: usize) -> (&[f32], &[f32]) {
+    fn query_and_gate(&self, tile: Tile, index: usize) -> (&[f32], &[f32]) {
         let head_dim = self.operands.shape.head_dim;
-        let row = self.operands.q_gate.row(self.sequence.start + self.queries.start + query);
-        row[2 * self.head * head_dim..][..2 * head_dim].split_at(head_dim)
+        let row = self.operands.q_gate.row(self.sequence.start + tile.first + index);
+        row[2 * tile.head * head_dim..][..2 * head_dim].split_at(head_dim)
     }
 
-    /// `[head_dim, height]`: the queries normed, rotated and scaled.
+    /// Norms, rotates and scales the queries of a tile.
     #[inline(always)]
-    fn pack_queries<S: Simd>(&self, simd: S, height: usize) -> Vec<f32> {
-        let head_dim = self.operands.shape.head_dim;
-        let scale = 1.0 / (head_dim as f32).sqrt();
-        let mut rotated = vec![0.0; head_dim];
-        let mut packed = vec![0.0; head_dim * height];
-        for query in 0..self.queries.len() {
-            let (head, _) = self.query_and_gate(query);
-            let position = self.sequence.position + self.queries.start + query;
-            self.operands.norm_and_rotate(simd, (head, self.operands.q_norm), position, scale, &mut rotated);
-            for (packed, &value) in packed.chunks_exact_mut(height).zip(&rotated) {
-                packed[query] = value;
+    fn pack_queries<S: Simd>(&self, simd: S, sizes: Sizes, tile: Tile, memory: &mut PieceMemory<'_>) {
+        let scale = 1.0 / (sizes.shape.head_dim as f32).sqrt();
+        let packed = &mut memory.queries[tile.number * sizes.query()..][..sizes.shape.head_dim * tile.height];
+        for index in 0..tile.rows {
+            let (query, _) = self.query_and_gate(tile, index);
+            let position = self.sequence.position + tile.first + index;
+            self.operands.norm_and_rotate(simd, (query, self.operands.q_norm), position, scale, memory.rotated);
+            for (packed, &value) in packed.chunks_exact_mut(tile.height).zip(&*memory.rotated) {
+                packed[index] = value;
             }
         }
-        packed
+        for packed in packed.chunks_exact_mut(tile.height) {
+            packed[tile.rows..].fill(0.0);
+        }
     }
 
-    /// Writes every query's scores with the keys that any of them sees, `[height, visible]`.
+    /// Takes a segment's keys in, block by block: of each tile those before `visible`.
     #[inline(always)]
-    fn score<S: Simd>(&self, simd: S, height: usize, scores: &mut [f32]) {
-        let width = NR_VECTORS * S::LANES;
-        let visible = scores.len() / height;
-        let panel_elements = self.operands.shape.head_dim * width;
-        let queries = self.pack_queries(simd, height);
-        let mut products = [0.0; MAX_MR * MAX_NR];
-        let mut start = 0;
-        for segment in self.prefix.into_iter().chain([self.own]) {
-            let end = start + segment.keys;
-            for (panel, first) in (start..end).step_by(width).enumerate() {
-                let panel = self.kv_head() * segment.packed.key_panels + segment.first_panel + panel;
-                let keys = &segment.packed.keys[panel * panel_elements..][..panel_elements];
-                products[..height * width].fill(0.0);
-                multiply(simd, height, &queries, keys, &mut products);
-                let columns = first..end.min(first + width);
-                for (products, scores) in products.chunks_exact(width).zip(scores.chunks_exact_mut(visible)) {
-                    scores[columns.clone()].copy_from_slice(&products[..columns.len()]);
+    fn attend<S: Simd>(
+        &self,
+        simd: S,
+        sizes: Sizes,
+        segment: Segment<'a>,
+        visible: impl Fn(Tile) -> usize,
+        memory: &mut PieceMemory<'_>,
+    ) {
+        let most = self.tiles(sizes).map(&visible).max().unwrap_or(0);
+        for start in (0..most).step_by(KC) {
+            let keys_of = |tile: Tile| visible(tile).saturating_sub(start).min(KC);
+            let block = start..most.min(start + KC);
+            // Every panel of keys, and then of values, is read once for all tiles.
+            for (index, panel) in (block.start..block.end).step_by(sizes.width).enumerate() {
+                for tile in self.tiles(sizes).filter(|tile| panel < block.start + keys_of(*tile)) {
+                    self.score(simd, sizes, segment, panel, (tile, index), memory);
                 }
             }
-            start = end;
+            for tile in self.tiles(sizes) {
+                let keys = keys_of(tile);
+                if keys > 0 {
+                    for index in 0..tile.rows {
+                        weigh(simd, sizes, (tile, index), keys, memory);
+                    }
+                }
+            }
+            for panel in 0..sizes.panels() {
+                let values = &self.values(segment, panel, sizes.width)[block.start * sizes.width..];
+                for tile in self.tiles(sizes) {
+                    let keys = keys_of(tile);
+                    let weights = &memory.weights[tile.number * sizes.weights()..][..keys * tile.height];
+                    let first = tile.number * sizes.sums() + panel * tile.height * sizes.width;
+                    let sums = &mut memory.sums[first..first + tile.height * sizes.width];
+                    multiply(simd, tile.height, weights, values, sums);
+                }
+            }
         }
     }
 
-    /// Writes `sigmoid(gate) · Σ_j weights[j] · v[j] / total` of every query.
+    /// Takes a tile's own keys in: of each query those up to itself.
     #[inline(always)]
-    fn mix<S: Simd>(&self, simd: S, weights: &Weights) {
-        let width = NR_VECTORS * S::LANES;
-        let head_dim = self.operands.shape.head_dim;
-        let mut sums = [0.0; MAX_MR * MAX_NR];
-        for panel in 0..head_dim.div_ceil(width) {
-            self.weighted_values(simd, weights, panel, &mut sums);
-            let columns = panel * width..head_dim.min((panel + 1) * width);
-            for query in 0..self.queries.len() {
-                let row = self.sequence.start + self.queries.start + query;
-                let (_, gate) = self.query_and_gate(query);
-                let head = self.head * head_dim;
-                // SAFETY: no other piece has this head of these queries; the part ends with this iteration.
-                let out = unsafe { self.out.part(row, head + columns.start..head + columns.end) };
-                let sums = &sums[query * width..][..out.len()];
-                let scale = simd.splat(1.0 / weights.totals[query]);
-                let gate = &gate[columns.clone()];
+    fn attend_own<S: Simd>(&self, simd: S, sizes: Sizes, tile: Tile, memory: &mut PieceMemory<'_>) {
+        let width = sizes.width;
+        // Scores are in whole panels, and the tile may begin within one; its keys' scores are moved to the front.
+        let first_panel = tile.first / width * width;
+        let end = tile.first + tile.rows;
+        for (index, panel) in (first_panel..end).step_by(width).enumerate() {
+            self.score(simd, sizes, self.own, panel, (tile, index), memory);
+        }
+        let scores = &mut memory.scores[tile.number * sizes.scores()..][..sizes.scores()];
+        for index in 0..tile.rows {
+            for key in 0..=index {
+                let place = |key: usize| key / width * tile.height * width + index * width + key % width;
+                scores[place(key)] = scores[place(tile.first - first_panel + key)];
+            }
+        }
+        for index in 0..tile.rows {
+            weigh(simd, sizes, (tile, index), index + 1, memory);
+        }
+        let weights = &memory.weights[tile.number * sizes.weights()..][..tile.rows * tile.height];
+        for panel in 0..sizes.panels() {
+            let values = &self.values(self.own, panel, width)[tile.first * width..];
+            let first = tile.number * sizes.sums() + panel * tile.height * width;
+            for (index, sums) in memory.sums[first..].chunks_exact_mut(width).enumerate().take(tile.rows) {
+                let mut own = [0.0; MAX_MR];
+                for (own, weights) in own.iter_mut().zip(weights.chunks_exact(tile.height)).take(index + 1) {
+                    *own = weights[index];
+                }
+                multiply(simd, 1, &own[..=index], values, sums);
+            }
+        }
+    }
+
+    /// A tile's scores with the panel of keys that begins at key `panel`, as panel `index` of its scores.
+    #[inline(always)]
+    fn score<S: Simd>(
+        &self,
+        simd: S,
+        sizes: Sizes,
+        segment: Segment<'a>,
+        panel: usize,
+        (tile, index): (Tile, usize),
+        memory: &mut PieceMemory<'_>,
+    ) {
+        let panel_elements = sizes.shape.head_dim * sizes.width;
+        let number = self.kv_head * segment.packed.key_panels + segment.first_panel + panel / sizes.width;
+        let keys = &segment.packed.keys[number * panel_elements..][..panel_elements];
+        let queries = &memory.queries[tile.number * sizes.query()..][..sizes.shape.head_dim * tile.height];
+        let first = tile.number * sizes.scores() + index * tile.height * sizes.width;
+        let scores = &mut memory.scores[first..first + tile.height * sizes.width];
+        scores.fill(0.0);
+        multiply(simd, tile.height, queries, keys, scores);
+    }
+
+    /// Writes `sigmoid(gate) · sums / total` of every query of a tile.
+    #[inline(always)]
+    fn write<S: Simd>(&self, simd: S, sizes: Sizes, tile: Tile, memory: &PieceMemory<'_>) {
+        let Sizes { shape: AttentionShape { head_dim, .. }, width, .. } = sizes;
+        let sums = &memory.sums[tile.number * sizes.sums()..][..sizes.sums()];
+        for index in 0..tile.rows {
+            let (_, gate) = self.query_and_gate(tile, index);
+            let row = self.sequence.start + tile.first + index;
+            let scale = simd.splat(1.0 / memory.totals[tile.number * sizes.full_rows + index]);
+            // SAFETY: no other piece has this head of this query; the part ends with this iteration.
+            let out = unsafe { self.out.part(row, tile.head * head_dim..(tile.head + 1) * head_dim) };
+            for (panel, (out, gate)) in out.chunks_mut(width).zip(gate.chunks(width)).enumerate() {
+                let sums = &sums[(panel * tile.height + index) * width..][..width];
                 for part in parts::<S>(out.len()) {
                     let mean = simd.mul(simd.load_part(sums, part, 0.0), scale);
                     let gate = math::sigmoid(simd, simd.load_part(gate, part, 0.0));
@@ -434,44 +614,53 @@ impl<'a> QueryTile<'a> {
     fn values(&self, segment: Segment<'a>, panel: usize, width: usize) -> &'a [f32] {
         let Packed { values, tokens, .. } = segment.packed;
         let panels = self.operands.shape.head_dim.div_ceil(width);
-        &values[(self.kv_head() * panels + panel) * tokens * width..][..tokens * width][segment.first_row * width..]
-    }
-
-    /// `sums[i, c] = Σ_j weights[j, i] · v[j, c]` for a panel of columns, over the keys that query `i` sees.
-    #[inline(always)]
-    fn weighted_values<S: Simd>(&self, simd: S, weights: &Weights, panel: usize, sums: &mut [f32; MAX_MR * MAX_NR]) {
-        let width = NR_VECTORS * S::LANES;
-        let mut rest = weights.common.as_slice();
-        sums.fill(0.0);
-        for segment in self.prefix.into_iter().chain([Segment { keys: self.queries.start, ..self.own }]) {
-            let (weights_of_segment, after) = rest.split_at(segment.keys * weights.height);
-            rest = after;
-            let values = self.values(segment, panel, width);
-            for (block, values) in weights_of_segment.chunks(KC * weights.height).zip(values.chunks(KC * width)) {
-                multiply(simd, weights.height, block, values, sums);
-            }
-        }
-        let values = &self.values(self.own, panel, width)[self.queries.start * width..];
-        for (query, sums) in sums.chunks_exact_mut(width).take(self.queries.len()).enumerate() {
-            multiply(simd, 1, &weights.own[query][..=query], values, sums);
-        }
+        &values[(self.kv_head * panels + panel) * tokens * width..][..tokens * width][segment.first_row * width..]
     }
 }
 
-/// `scores[j] = exp(scores[j] − max)`; returns their sum.
+/// Turns the scores of a row's first `keys` keys of a block into weights, and what the row has so far into what it would
+/// have been with its largest score known from the start.
 #[inline(always)]
-fn exponentials<S: Simd>(simd: S, scores: &mut [f32]) -> f32 {
-    let mut largest = simd.splat(f32::NEG_INFINITY);
-    for part in parts::<S>(scores.len()) {
-        largest = simd.max(largest, simd.load_part(scores, part, f32::NEG_INFINITY));
+fn weigh<S: Simd>(simd: S, sizes: Sizes, (tile, index): (Tile, usize), keys: usize, memory: &mut PieceMemory<'_>) {
+    let width = sizes.width;
+    let row = tile.number * sizes.full_rows + index;
+    let panels = tile.height * width;
+    let scores = &mut memory.scores[tile.number * sizes.scores()..][..sizes.scores()];
+    let mut largest = simd.splat(memory.largest[row]);
+    for (first, scores) in (0..keys).step_by(width).zip(scores.chunks_exact(panels)) {
+        let scores = &scores[index * width..][..width.min(keys - first)];
+        for part in parts::<S>(scores.len()) {
+            largest = simd.max(largest, simd.load_part(scores, part, f32::NEG_INFINITY));
+        }
     }
-    let largest = simd.splat(simd.largest(largest));
+    let largest_score = simd.largest(largest);
+    let largest = simd.splat(largest_score);
     let mut total = simd.splat(0.0);
-    for part in parts::<S>(scores.len()) {
-        let score = simd.load_part(scores, part, f32::NEG_INFINITY);
-        let value = math::exp(simd, simd.sub(score, largest));
-        total = simd.add(total, value);
-        simd.store_part(value, scores, part);
+    let weights = &mut memory.weights[tile.number * sizes.weights()..][..sizes.weights()];
+    for (first, scores) in (0..keys).step_by(width).zip(scores.chunks_exact_mut(panels)) {
+        let scores = &mut scores[index * width..][..width.min(keys - first)];
+        for part in parts::<S>(scores.len()) {
+            let weight = math::exp(simd, simd.sub(simd.load_part(scores, part, f32::NEG_INFINITY), largest));
+            total = simd.add(total, weight);
+            simd.store_part(weight, scores, part);
+        }
+        let weights = weights[first * tile.height + index..].iter_mut().step_by(tile.height);
+        for (weight, &score) in weights.zip(&*scores) {
+            *weight = score;
+        }
     }
-    simd.sum(total)
+    let before = memory.largest[row];
+    let mut lanes = [0.0; MAX_LANES];
+    simd.store(math::exp(simd, simd.sub(simd.splat(before), largest)), &mut lanes);
+    memory.largest[row] = largest_score;
+    memory.totals[row] = memory.totals[row] * lanes[0] + simd.sum(total);
+    if before.to_bits() != largest_score.to_bits() {
+        let factor = simd.splat(lanes[0]);
+        let sums = &mut memory.sums[tile.number * sizes.sums()..][..sizes.sums()];
+        for sums in sums.chunks_exact_mut(panels) {
+            for sums in sums[index * width..][..width].chunks_exact_mut(S::LANES) {
+                simd.store(simd.mul(simd.load(sums), factor), sums);
+            }
+        }
+    }
 }

@@ -1,6 +1,7 @@
 //! The causal depthwise convolution of the gated delta rule's layers.
 
-use crate::checks::Shape;
+use crate::checks::{MAX_CONV_TAPS, Shape};
+use crate::cpu::lease::Lease;
 use crate::cpu::math;
 use crate::cpu::pool::Pool;
 use crate::cpu::simd::{Isa, Kernel, Simd, parts};
@@ -23,12 +24,14 @@ pub(crate) fn causal_conv1d_silu(
     out: &mut HostMatrix,
 ) {
     let channels = x.shape().1;
-    let taps = transposed(pool, weight, channels);
+    let mut taps = Lease::of(weight.len());
+    transpose(pool, weight, channels, taps.values_mut());
+    let taps = &*taps.values_mut();
     pool.for_each_row(out, |row, out| {
         // Sequences are in row order; an empty one has no row.
         let number = packing.sequences.partition_point(|sequence| sequence.start + sequence.len <= row);
         let (sequence, kept) = (packing.sequences[number], states.kept.as_slice());
-        isa.run(ConvRow { packing, kept, sequence, taps: &taps, x, row, out });
+        isa.run(ConvRow { packing, kept, sequence, taps, x, row, out });
     });
     for (&number, state) in packing.keep.iter().zip(states.new) {
         let Sequence { start, len, .. } = packing.sequences[number];
@@ -40,14 +43,12 @@ pub(crate) fn causal_conv1d_silu(
 }
 
 /// `[channels, taps]` to `[taps, channels]`.
-fn transposed(pool: &Pool, weight: &[f32], channels: usize) -> Vec<f32> {
-    let mut transposed = vec![0.0; weight.len()];
-    pool.for_each_chunk(&mut transposed, channels, 1, |tap, transposed| {
+fn transpose(pool: &Pool, weight: &[f32], channels: usize, transposed: &mut [f32]) {
+    pool.for_each_chunk(transposed, channels, 1, |tap, transposed| {
         for (value, weights) in transposed.iter_mut().zip(weight.chunks_exact(weight.len() / channels)) {
             *value = weights[tap];
         }
     });
-    transposed
 }
 
 /// One token's convolution and SiLU.
@@ -93,11 +94,16 @@ impl Kernel for ConvRow<'_> {
         let channels = self.x.shape().1;
         let taps = self.taps.len() / channels;
         let weights = self.taps.chunks_exact(channels).enumerate();
-        let inputs = weights.filter_map(|(tap, weight)| Some((self.input(taps - 1 - tap)?, weight)));
-        let inputs: Vec<(&[f32], &[f32])> = inputs.collect();
+        let found = weights.filter_map(|(tap, weight)| Some((self.input(taps - 1 - tap)?, weight)));
+        let mut inputs: [(&[f32], &[f32]); MAX_CONV_TAPS] = [(&[], &[]); MAX_CONV_TAPS];
+        let mut count = 0;
+        for (input, found) in inputs.iter_mut().zip(found) {
+            *input = found;
+            count += 1;
+        }
         for part in parts::<S>(channels) {
             let mut sum = simd.splat(0.0);
-            for (x, weight) in &inputs {
+            for (x, weight) in &inputs[..count] {
                 sum = simd.mul_add(simd.load_part(x, part, 0.0), simd.load_part(weight, part, 0.0), sum);
             }
             simd.store_part(math::silu(simd, sum), self.out, part);

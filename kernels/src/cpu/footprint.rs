@@ -51,8 +51,8 @@ impl CpuDemand {
     /// Bytes that the threads of a device have for the pieces of work that they do. The vectors that list
     /// panels, tiles and trees are left out: a few bytes a token.
     pub fn passing_bytes(&self, isa: Isa, threads: usize) -> usize {
-        let gated_delta = self.gated_delta.map_or(0, |shape| gated_delta::state_bytes(shape, isa));
-        let attention = self.attention.map_or(0, |shape| attention::tile_bytes(shape, isa, self.longest_tokens));
+        let gated_delta = self.gated_delta.map_or(0, |shape| gated_delta::piece_bytes(shape, isa));
+        let attention = self.attention.map_or(0, |shape| attention::piece_bytes(shape, isa));
         let linear = gemm::task_elements(isa).iter().sum::<usize>() * size_of::<f32>();
         threads * (linear + gated_delta.max(attention))
     }

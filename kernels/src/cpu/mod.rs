@@ -4,8 +4,8 @@
 //! batch and stays. Invariant: a result for a token depends only on its own sequence and prefix, bit for bit: work is
 //! split between elements of a result, never inside a sum.
 //!
-//! Absent on purpose: arithmetic below F32. Weights may be BF16 in memory; products and sums are F32, and F64 where the
-//! heads could lose digits (see `heads`).
+//! Weights may be BF16 in memory; products and sums are F32, and F64 where the heads could lose digits (see `heads`). A
+//! device that is made so ([`CpuDevice::in_bf16`]) rounds what it multiplies with BF16 weights to BF16 as well.
 
 // What a kernel calls must be inlined into the function that enables its instruction set: see `simd`.
 #![allow(clippy::inline_always)]
@@ -39,13 +39,15 @@ use crate::checks::{self, AttentionSizes, GatedDeltaSizes, PairSizes};
 use crate::host::{HostEmbedding, HostMatrix, HostState, HostVector};
 use crate::rotary::{Rotary, RotaryTable};
 use crate::{
-    AttentionShape, Device, GatedDeltaShape, HostTensor, KernelError, Packing, PairGroup, RowSource, StateShape, States,
+    AttentionShape, DType, Device, GatedDeltaShape, HostTensor, KernelError, Packing, PairGroup, RowSource, StateShape,
+    States,
 };
 
 /// Some cores of this machine, as a device.
 pub struct CpuDevice {
     pool: pool::Pool,
     isa: Isa,
+    rounds_inputs: bool,
     scratch: Mutex<Scratch>,
 }
 
@@ -71,7 +73,16 @@ impl CpuDevice {
 
     /// As [`CpuDevice::new`], with a given instruction set.
     pub fn with_isa(cores: &[usize], isa: Isa) -> Result<Self, KernelError> {
-        Ok(CpuDevice { pool: pool::Pool::new(cores)?, isa, scratch: Mutex::default() })
+        Ok(CpuDevice { pool: pool::Pool::new(cores)?, isa, rounds_inputs: false, scratch: Mutex::default() })
+    }
+
+    /// The same device with products of BF16 weights in BF16: their left operand is rounded to BF16 (to nearest, ties to
+    /// even), and what remains is exact: the product of two BF16 values is an F32, and sums are F32. Products of F32 weights
+    /// stay as they are.
+    #[must_use]
+    pub fn in_bf16(mut self) -> Self {
+        self.rounds_inputs = true;
+        self
     }
 
     /// The cores that this process may use, in ascending order.
@@ -145,7 +156,8 @@ impl Device for CpuDevice {
     }
 
     fn linear_each(&self, x: &HostMatrix, products: &mut [(&CpuWeight, &mut HostMatrix)]) -> Result<(), KernelError> {
-        gemm::linear_each(&self.pool, self.isa, x, products, &mut self.scratch().lhs)
+        let rounds = self.rounds_inputs && products.iter().all(|(weight, _)| weight.dtype() == DType::Bf16);
+        gemm::linear_each(&self.pool, self.isa, x, products, rounds, &mut self.scratch().lhs)
     }
 
     fn rms_norm(&self, x: &HostMatrix, weight: &HostVector, eps: f32, out: &mut HostMatrix) -> Result<(), KernelError> {

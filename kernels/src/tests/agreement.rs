@@ -48,6 +48,44 @@ fn linear_agrees_over_every_edge() {
     }
 }
 
+/// What is rounded is the left operand of BF16 weights, and nothing else: the bits are those of its rounding in F32.
+#[test]
+fn a_device_in_bf16_rounds_what_it_multiplies_with_bf16_weights() {
+    let mut random = random();
+    for (exact, rounding) in cpu_devices(2).into_iter().zip(cpu_devices(1)) {
+        let rounding = rounding.in_bf16();
+        for (m, n, k) in [(1, 5, 3), (7, 33, 300), (40, 70, 64)] {
+            let (w, x) = (random_values(&mut random, n, k), random_values(&mut random, m, k));
+            let rounded = x.values.iter().map(|&value| half::bf16::from_f32(value).to_f32()).collect();
+            let rounded = Array { values: rounded, ..x.clone() };
+            let found = linear(&rounding, DType::Bf16, &w, &x);
+            assert_eq!(found.bits(), linear(&exact, DType::Bf16, &w, &rounded).bits());
+            assert_ne!(found.bits(), linear(&exact, DType::Bf16, &w, &x).bits());
+            assert_eq!(linear(&rounding, DType::F32, &w, &x).bits(), linear(&exact, DType::F32, &w, &x).bits());
+        }
+    }
+}
+
+/// Several weights of one left operand are as many products.
+#[test]
+fn products_of_one_left_operand_are_those_of_each_weight() {
+    let mut random = random();
+    for device in cpu_devices(2) {
+        for m in [1, 20, 400] {
+            let x = random_values(&mut random, m, 40);
+            let weights = [1, 100, 17].map(|n| random_values(&mut random, n, 40));
+            let packed = weights.each_ref().map(|w| weight(&device, DType::F32, w));
+            let mut outs = [(); 3].map(|()| device.matrix());
+            let mut products: Vec<_> = packed.iter().zip(&mut outs).collect();
+            device.linear_each(&x.upload(&device), &mut products).unwrap();
+            for (w, out) in weights.iter().zip(&outs) {
+                let alone = linear(&device, DType::F32, w, &x);
+                assert_eq!(Array::download(&device, out).bits(), alone.bits(), "{m} rows");
+            }
+        }
+    }
+}
+
 /// Several blocks of inputs, several pieces of rows and columns, and more rows than are packed at a time.
 #[test]
 fn linear_agrees_over_several_blocks() {

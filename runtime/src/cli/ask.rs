@@ -5,6 +5,7 @@ use std::io::{Read, Write, stdin, stdout};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow};
+use synod_config::Profile;
 use synod_kernels::cpu::CpuDevice;
 
 use super::anchor::AnchorArgument;
@@ -37,7 +38,7 @@ pub(super) struct Ask {
 impl Ask {
     pub(super) fn run(self) -> Result<()> {
         let member = if let Some(path) = &self.member {
-            LocalMember::open(path, self.anchor.trust()?)?
+            LocalMember::open(path, self.anchor.trust()?, Profile::Fp32)?
         } else {
             eprintln!("no --member is given: a member with random weights answers, and its answers mean nothing");
             LocalMember::demo()?

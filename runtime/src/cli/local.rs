@@ -6,20 +6,21 @@
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use synod_config::Queue;
+use synod_config::{Profile, Queue};
 use synod_kernels::cpu::CpuDevice;
 
 use crate::family::vela::Vela;
 use crate::family::{Family, Logits, Rendered, Tree};
 use crate::member::demo::Demo;
 use crate::member::{MemberFiles, Progress, Trust};
-use crate::model::{Forward, Model};
+use crate::model::{Forward, Model, cpu_device};
 use crate::wire::request::Limits;
 
 /// A verified package and how it reads requests; its weights are not loaded yet.
 pub struct LocalMember {
     source: Source,
     family: Vela,
+    profile: Profile,
 }
 
 enum Source {
@@ -29,14 +30,16 @@ enum Source {
 }
 
 impl LocalMember {
-    /// Opens the package or bundle in a folder.
+    /// Opens the package or bundle in a folder, for a profile.
     ///
     /// # Errors
-    /// Files that are not what they should be, or rounded weights, named with their path.
-    pub fn open(path: &Path, trust: Trust) -> Result<Self> {
+    /// Files that are not what they should be, or rounded weights where exact ones are asked for, named with their path.
+    pub fn open(path: &Path, trust: Trust, profile: Profile) -> Result<Self> {
         let package = MemberFiles::open(path, trust).with_context(|| path.display().to_string())?;
-        package.check_exact().with_context(|| path.display().to_string())?;
-        Self::of(Source::Given(Box::new(package)))
+        if profile == Profile::Fp32 {
+            package.check_exact().with_context(|| path.display().to_string())?;
+        }
+        Self::of(Source::Given(Box::new(package)), profile)
     }
 
     /// Makes the demo member: random weights, gone when this is dropped.
@@ -44,12 +47,12 @@ impl LocalMember {
     /// # Errors
     /// No room for temporary files.
     pub fn demo() -> Result<Self> {
-        Self::of(Source::Demo(Box::new(Demo::create()?)))
+        Self::of(Source::Demo(Box::new(Demo::create()?)), Profile::Fp32)
     }
 
-    fn of(source: Source) -> Result<Self> {
+    fn of(source: Source, profile: Profile) -> Result<Self> {
         let family = Vela::of_package(source.package(), false, Limits::default())?;
-        Ok(Self { source, family })
+        Ok(Self { source, family, profile })
     }
 
     /// The package.
@@ -72,7 +75,8 @@ impl LocalMember {
     /// # Errors
     /// Weights that are not what the manifest says, or cores that this process may not use.
     pub fn load(&self, cores: &[usize], progress: &dyn Progress) -> Result<Model<CpuDevice>> {
-        Ok(Model::load(CpuDevice::new(cores)?, self.package(), Queue::default().batch_tokens, 0, progress)?)
+        let device = cpu_device(cores, self.profile)?;
+        Ok(Model::load(device, self.package(), Queue::default().batch_tokens, 0, progress)?)
     }
 }
 

@@ -15,9 +15,6 @@ use crate::member::Excerpt;
 use crate::model::Model;
 use crate::replay::{Case, CaseReport, DECIDED_MARGIN, HEAD_GATE, RECORDED_GATE, case_files};
 
-/// What this build serves.
-const PROFILE: Profile = Profile::Fp32;
-
 /// Compare a member with recorded cases: token plans, heads, logits and whole responses.
 ///
 /// Writes a line for each case to stdout: the largest distance of each kind, and "ok" or the first difference. Ends with
@@ -30,7 +27,10 @@ pub(super) struct Replay {
     /// Folder of the recorded cases; folders inside it are not looked at
     #[arg(long, value_name = "DIR")]
     fixtures: PathBuf,
-    /// A tighter gate for logits than that of fp32, 1e-4; a wider one is brought back to it
+    /// fp32 or bf16: what the member computes in, and whose gates it is held to
+    #[arg(long, value_name = "PROFILE", default_value = Profile::Fp32.name())]
+    profile: Profile,
+    /// A tighter gate for logits than that of the profile (fp32: 1e-4, bf16: 0.35); a wider one is brought back to it
     #[arg(long, value_name = "X", allow_hyphen_values = true)]
     gate: Option<String>,
     #[command(flatten)]
@@ -39,7 +39,7 @@ pub(super) struct Replay {
 
 impl Replay {
     pub(super) fn run(self) -> Result<()> {
-        let (gates, warning) = tightened(self.gate.as_deref(), PROFILE);
+        let (gates, warning) = tightened(self.gate.as_deref(), self.profile);
         if let Some(warning) = warning {
             eprintln!("{warning}");
         }
@@ -48,7 +48,7 @@ impl Replay {
         if files.is_empty() {
             bail!("{}: expected recorded cases (*.json), found none; name the folder that holds them", folder());
         }
-        let member = LocalMember::open(&self.member, self.anchor.trust()?)?;
+        let member = LocalMember::open(&self.member, self.anchor.trust()?, self.profile)?;
         let mut model = member.load(&CpuDevice::available_cores()?, &Bar::new("loading"))?;
         let mut table = Table::new(&files);
         table.header()?;

@@ -15,7 +15,9 @@ mod tests;
 
 use std::sync::Arc;
 
-use synod_kernels::Device;
+use synod_config::Profile;
+use synod_kernels::cpu::CpuDevice;
+use synod_kernels::{Device, KernelError};
 
 pub use self::error::ModelError;
 pub use self::heads::HeadInputs;
@@ -48,6 +50,18 @@ pub trait Forward: Send {
     /// Whether the next calls may take prefixes from its cache and keep new ones: so at first, if it has a cache. No
     /// logit depends on it; a replay turns it off, because what is kept would hide what has gone wrong since.
     fn use_prefix_cache(&mut self, _is_used: bool) {}
+}
+
+/// Cores that compute in a profile.
+///
+/// # Errors
+/// As [`CpuDevice::new`].
+pub fn cpu_device(cores: &[usize], profile: Profile) -> Result<CpuDevice, KernelError> {
+    let device = CpuDevice::new(cores)?;
+    Ok(match profile {
+        Profile::Fp32 => device,
+        Profile::Bf16 => device.in_bf16(),
+    })
 }
 
 /// A member's backbone and heads on one device.

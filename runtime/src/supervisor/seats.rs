@@ -53,11 +53,8 @@ pub struct Seating {
 #[derive(Debug, thiserror::Error)]
 pub enum SeatError {
     /// No machine serves it with this build.
-    #[error(
-        "member {member}: expected profile fp32 on cpu devices, found {} on {placement}; this build serves no other",
-        .profile.name()
-    )]
-    Unserved { member: String, profile: Profile, placement: config::Placement },
+    #[error("member {member}: expected cpu devices, found {placement}; this build serves no other")]
+    Unserved { member: String, placement: config::Placement },
     /// This machine does not have the device.
     #[error("member {member}: {placement}: {source}")]
     Device { member: String, placement: config::Placement, source: Box<KernelError> },
@@ -143,7 +140,7 @@ fn seat(member: &config::Member, seating: Seating) -> Result<Seat, SeatError> {
 
 fn place(shared: &Arc<Shared>, placement: &config::Placement, wanted: Option<&Wanted>) -> Result<Placement, SeatError> {
     let cores = cores(&shared.member, placement)?.clone();
-    device(&cores).map_err(|source| device_error(&shared.member, placement, source))?;
+    device(&cores, shared.member.profile).map_err(|source| device_error(&shared.member, placement, source))?;
     let hardware = hardware(placement).map_err(|source| device_error(&shared.member, placement, source))?;
     let name = placement.to_string();
     let demand = wanted.map(|wanted| Demand {
@@ -172,14 +169,14 @@ fn fingerprint(member: &config::Member, seating: Seating) -> String {
 
 /// The cores of a placement that this build serves.
 fn cores<'a>(member: &config::Member, placement: &'a config::Placement) -> Result<&'a Cores, SeatError> {
-    match (placement, member.profile) {
-        (config::Placement::Cpu(cores), Profile::Fp32) => Ok(cores),
-        (_, profile) => Err(SeatError::Unserved { member: member.name.clone(), profile, placement: placement.clone() }),
+    match placement {
+        config::Placement::Cpu(cores) => Ok(cores),
+        _ => Err(SeatError::Unserved { member: member.name.clone(), placement: placement.clone() }),
     }
 }
 
-fn device(cores: &Cores) -> Result<CpuDevice, KernelError> {
-    CpuDevice::new(&core_numbers(cores)?)
+fn device(cores: &Cores, profile: Profile) -> Result<CpuDevice, KernelError> {
+    cpu_device(&core_numbers(cores)?, profile)
 }
 
 fn core_numbers(cores: &Cores) -> Result<Vec<usize>, KernelError> {
@@ -207,8 +204,9 @@ impl Shared {
         let opened = self.open()?;
         let followed = Followed { progress, follower: self.seating.follower.map(|follower| follower()) };
         let (batch_tokens, cache_bytes) = (self.seating.batching.tokens, self.member.prefix_cache_bytes);
-        let model = Model::load(device(cores)?, &opened.package, batch_tokens, cache_bytes, &followed)
-            .inspect_err(|_| self.forget())?;
+        let model =
+            Model::load(device(cores, self.member.profile)?, &opened.package, batch_tokens, cache_bytes, &followed)
+                .inspect_err(|_| self.forget())?;
         Ok(Loaded { forward: Box::new(model), face: Arc::clone(&opened.face), replay: opened.replay.clone() })
     }
 
@@ -284,18 +282,14 @@ mod tests {
 
     #[test]
     fn what_this_build_does_not_serve_is_refused_by_the_check_and_the_start() {
-        let unserved = |found: &str| {
-            format!("member m: expected profile fp32 on cpu devices, found {found}; this build serves no other")
-        };
-        for (lines, found) in [
-            ("devices = [\"cuda:0\"]", "fp32 on cuda:0"),
-            ("devices = [\"cpu:*\"]\nprofile = \"bf16\"", "bf16 on cpu:*"),
-        ] {
-            assert_eq!(check_served(&member(lines)).unwrap_err().to_string(), unserved(found));
-            assert_eq!(seated(lines), Err(unserved(found)));
+        let unserved = "member m: expected cpu devices, found cuda:0; this build serves no other";
+        for profile in ["fp32", "bf16"] {
+            let lines = |devices: &str| format!("devices = [\"{devices}\"]\nprofile = \"{profile}\"");
+            assert_eq!(check_served(&member(&lines("cuda:0"))).unwrap_err().to_string(), unserved);
+            assert_eq!(seated(&lines("cuda:0")), Err(unserved.to_owned()));
+            assert!(check_served(&member(&lines("cpu:*"))).is_ok());
+            assert_eq!(seated(&lines("cpu:*")), Ok(1));
         }
-        assert!(check_served(&member("devices = [\"cpu:*\"]")).is_ok());
-        assert_eq!(seated("devices = [\"cpu:*\"]"), Ok(1));
     }
 
     /// Every placement loads weights of its own. Only what has room is started; nothing is loaded to find out.

@@ -65,6 +65,23 @@ fn every_recorded_case_of_every_member_passes() {
     }
 }
 
+/// Rounding moves logits by more than the gate of fp32 and less than that of bf16, and decisions with a margin not at all.
+#[test]
+fn every_recorded_case_of_every_member_passes_in_bf16() {
+    for name in fixtures::MEMBERS {
+        let cases = fixtures::path("vela").join(name);
+        let finished = replay(&member(name), &cases, &["--profile", "bf16"]);
+        assert_eq!((finished.code, finished.stderr.as_str()), (Some(0), ""), "{name}: {}", finished.stdout);
+        let count = fixtures::cases_in("vela", name).len();
+        assert!(finished.stdout.contains(&format!("{count} cases, {count} as recorded")), "{}", finished.stdout);
+        let distance = |case: &str| line(&finished, case)[3].parse::<f64>().ok();
+        let names = fixtures::cases_in("vela", name);
+        let names = names.iter().filter_map(|case| case.name.split_once('/'));
+        let largest = names.filter_map(|(_, case)| distance(case)).fold(0.0, f64::max);
+        assert!((1e-4..0.35).contains(&largest), "{name}: {}", finished.stdout);
+    }
+}
+
 #[test]
 fn recorded_head_inputs_are_compared_as_well() {
     let finished = replay(&member("tiny-08b"), &fixtures::path("heads/tiny-08b"), &[]);

@@ -15,19 +15,17 @@ use crate::checks;
 use crate::cpu::lease::Lease;
 use crate::cpu::pool::Pool;
 use crate::cpu::shared::SharedMatrix;
-use crate::cpu::simd::{Isa, Kernel, MAX_LANES, Simd, parts};
+use crate::cpu::simd::{Isa, Kernel, Simd, parts};
 use crate::host::HostMatrix;
 
 pub use pack::CpuWeight;
-pub(crate) use pack::Lhs;
+pub(crate) use pack::{Lhs, padded};
 pub(crate) use tile::{MAX_MR, multiply, tile_rows};
 
 /// Inputs summed before their sum is added to the output.
 pub(crate) const KC: usize = 256;
 /// Vectors in a row of a register tile; a panel of weights holds `NR_VECTORS * LANES` outputs.
 pub(crate) const NR_VECTORS: usize = 2;
-/// Columns of the widest register tile.
-pub(crate) const MAX_NR: usize = NR_VECTORS * MAX_LANES;
 
 /// Rows that are packed at a time, which bounds the scratch memory: whole tiles of every instruction set.
 const PACKED_ROWS: usize = 1008;
@@ -43,12 +41,13 @@ pub(crate) fn task_elements(isa: Isa) -> [usize; 2] {
     [KC * width, TASK_ROWS * TASK_PANELS * width]
 }
 
-/// `out = x · weightᵀ` of each product; `lhs` is scratch memory.
+/// `out = x · weightᵀ` of each product, with `x` rounded to BF16 if it `rounds`; `lhs` is scratch memory.
 pub(crate) fn linear_each(
     pool: &Pool,
     isa: Isa,
     x: &HostMatrix,
     products: &mut [(&CpuWeight, &mut HostMatrix)],
+    rounds: bool,
     lhs: &mut Lhs,
 ) -> Result<(), KernelError> {
     let (rows, inputs) = x.shape();
@@ -67,7 +66,7 @@ pub(crate) fn linear_each(
     let panels: usize = outs.iter().map(|(weight, _)| weight.panels()).sum();
     for first in (0..rows).step_by(PACKED_ROWS) {
         let rows = first..rows.min(first + PACKED_ROWS);
-        lhs.pack(pool, x, rows.clone(), isa.run(TileRows));
+        lhs.pack(pool, x, rows.clone(), isa.run(TileRows), rounds);
         let row_tasks = rows.len().div_ceil(TASK_ROWS);
         let busy = row_tasks * panels >= 8 * TASK_PANELS * pool.threads();
         let task_panels = if busy { TASK_PANELS } else { 1 };

@@ -2,11 +2,13 @@
 
 use std::ops::Range;
 
+use half::bf16;
+
 use crate::cpu::gemm::{KC, NR_VECTORS, PACKED_ROWS, PanelColumns, TileRows, tile_rows};
 use crate::cpu::pool::Pool;
 use crate::cpu::simd::{Isa, Simd};
 use crate::host::{HostMatrix, set_len};
-use crate::{DType, HostTensor, KernelError};
+use crate::{DType, HostTensor, KernelError, huge};
 
 /// A Linear weight `[out, in]` as panels `[out / NR][in][NR]`; the outputs that the last panel lacks are zero.
 #[derive(Debug)]
@@ -41,6 +43,14 @@ impl CpuWeight {
 
     pub(crate) fn outputs(&self) -> usize {
         self.outputs
+    }
+
+    /// The element type that it has in memory.
+    pub(crate) fn dtype(&self) -> DType {
+        match self.panels {
+            Panels::Bf16(_) => DType::Bf16,
+            Panels::F32(_) => DType::F32,
+        }
     }
 
     pub(crate) fn inputs(&self) -> usize {
@@ -101,6 +111,7 @@ fn pack_panels<T: Copy + Default + Send, const BYTES: usize>(
         return Vec::new();
     }
     let mut panels = vec![T::default(); elements.len().div_ceil(panel_elements) * panel_elements];
+    huge::advise(&panels);
     pool.for_each_chunk(&mut panels, panel_elements, 1, |panel, values| {
         let rows = &elements[panel * panel_elements..elements.len().min((panel + 1) * panel_elements)];
         for (column, row) in rows.chunks_exact(inputs).enumerate() {
@@ -113,7 +124,7 @@ fn pack_panels<T: Copy + Default + Send, const BYTES: usize>(
 }
 
 /// `rows` and the rows that the last tile lacks.
-fn padded(rows: usize, full_rows: usize) -> usize {
+pub(crate) fn padded(rows: usize, full_rows: usize) -> usize {
     let last = rows % full_rows;
     rows - last + if last == 0 { 0 } else { tile_rows(last) }
 }
@@ -129,8 +140,8 @@ pub(crate) struct Lhs {
 }
 
 impl Lhs {
-    /// Packs some rows of a matrix with at least one column.
-    pub(crate) fn pack(&mut self, pool: &Pool, x: &HostMatrix, rows: Range<usize>, full_rows: usize) {
+    /// Packs some rows of a matrix with at least one column, each element rounded to BF16 if it `rounds`.
+    pub(crate) fn pack(&mut self, pool: &Pool, x: &HostMatrix, rows: Range<usize>, full_rows: usize, rounds: bool) {
         let inputs = x.shape().1;
         (self.rows, self.inputs, self.full_rows) = (rows.len(), inputs, full_rows);
         set_len(&mut self.values, padded(rows.len(), full_rows) * inputs);
@@ -143,7 +154,11 @@ impl Lhs {
                     let scattered = values[row..].iter_mut().step_by(height);
                     if first + row < rows.end {
                         let source = &x.row(first + row)[block * KC..];
-                        scattered.zip(source).for_each(|(value, &x)| *value = x);
+                        if rounds {
+                            scattered.zip(source).for_each(|(value, &x)| *value = bf16::from_f32(x).to_f32());
+                        } else {
+                            scattered.zip(source).for_each(|(value, &x)| *value = x);
+                        }
                     } else {
                         scattered.for_each(|value| *value = 0.0);
                     }

@@ -1,7 +1,7 @@
 //! The register tile: a few rows times two vectors of columns, accumulated in registers.
 
 use crate::cpu::gemm::NR_VECTORS;
-use crate::cpu::simd::Simd;
+use crate::cpu::simd::{Kernel, Simd};
 
 /// Rows of the tallest register tile.
 pub(crate) const MAX_MR: usize = 14;
@@ -20,16 +20,33 @@ pub(crate) fn tile_rows(rows: usize) -> usize {
 /// (each may be longer).
 #[inline(always)]
 pub(crate) fn multiply<S: Simd>(simd: S, tile_rows: usize, lhs: &[f32], rhs: &[f32], sums: &mut [f32]) {
-    match tile_rows {
-        1 => tile::<S, 1>(simd, lhs, rhs, sums),
-        2 => tile::<S, 2>(simd, lhs, rhs, sums),
-        3 => tile::<S, 3>(simd, lhs, rhs, sums),
-        4 => tile::<S, 4>(simd, lhs, rhs, sums),
-        6 => tile::<S, 6>(simd, lhs, rhs, sums),
-        8 if S::MR > 6 => tile::<S, 8>(simd, lhs, rhs, sums),
-        11 if S::MR > 6 => tile::<S, 11>(simd, lhs, rhs, sums),
-        14 if S::MR > 6 => tile::<S, 14>(simd, lhs, rhs, sums),
-        other => unreachable!("no tile of {other} rows is compiled"),
+    simd.apart(Multiply { tile_rows, lhs, rhs, sums });
+}
+
+struct Multiply<'a> {
+    tile_rows: usize,
+    lhs: &'a [f32],
+    rhs: &'a [f32],
+    sums: &'a mut [f32],
+}
+
+impl Kernel for Multiply<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let Multiply { tile_rows, lhs, rhs, sums } = self;
+        match tile_rows {
+            1 => tile::<S, 1>(simd, lhs, rhs, sums),
+            2 => tile::<S, 2>(simd, lhs, rhs, sums),
+            3 => tile::<S, 3>(simd, lhs, rhs, sums),
+            4 => tile::<S, 4>(simd, lhs, rhs, sums),
+            6 => tile::<S, 6>(simd, lhs, rhs, sums),
+            8 if S::MR > 6 => tile::<S, 8>(simd, lhs, rhs, sums),
+            11 if S::MR > 6 => tile::<S, 11>(simd, lhs, rhs, sums),
+            14 if S::MR > 6 => tile::<S, 14>(simd, lhs, rhs, sums),
+            other => unreachable!("no tile of {other} rows is compiled"),
+        }
     }
 }
 

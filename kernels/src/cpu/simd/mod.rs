@@ -5,7 +5,8 @@
 //!
 //! Every function on the way from [`Isa::run`] down to an instruction must be inlined into the one function that
 //! enables the instruction set; that is what all the `inline(always)` below are for. A closure cannot be marked so:
-//! where one touched vectors, every instruction became a call. Hence loops over [`parts`], and no closures.
+//! where one touched vectors, every instruction became a call. Hence loops over [`parts`], and no closures. Where inlining
+//! would multiply code, [`Simd::apart`] begins another function of the same instruction set.
 
 mod portable;
 #[cfg(target_arch = "x86_64")]
@@ -26,6 +27,8 @@ pub(crate) trait Simd: Copy + Send + Sync {
     /// Rows of a register tile of the matrix product (two vectors wide): as many as the registers hold.
     const MR: usize;
 
+    /// Runs a kernel as a function of its own: what is called in many places would be compiled anew in each of them.
+    fn apart<K: Kernel>(self, kernel: K) -> K::Output;
     fn splat(self, value: f32) -> Self::Vector;
     /// The first `LANES` values, of which there must be that many.
     fn load(self, values: &[f32]) -> Self::Vector;

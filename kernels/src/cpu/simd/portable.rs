@@ -1,6 +1,6 @@
 //! Vectors as plain arrays, which the compiler maps to what the target always has (SSE2, NEON).
 
-use crate::cpu::simd::Simd;
+use crate::cpu::simd::{Kernel, Simd};
 
 const LANES: usize = 4;
 
@@ -19,6 +19,11 @@ impl Simd for Portable {
     type Vector = [f32; LANES];
     const LANES: usize = LANES;
     const MR: usize = 6;
+
+    #[inline(never)]
+    fn apart<K: Kernel>(self, kernel: K) -> K::Output {
+        kernel.run(self)
+    }
 
     #[inline(always)]
     fn splat(self, value: f32) -> [f32; LANES] {

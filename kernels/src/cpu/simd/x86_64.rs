@@ -46,7 +46,7 @@ impl Avx512 {
 /// Implements [`Simd`] for a token: the two instruction sets differ in the names of their intrinsics only.
 macro_rules! implement_simd {
     (
-        $token:ident: [$vector:ident; $lanes:literal], MR = $mr:literal, half = $half:ident via $load_half:ident,
+        $token:ident: $features:literal, [$vector:ident; $lanes:literal], MR = $mr:literal, half = $half:ident via $load_half:ident,
         $splat:ident, $load:ident, $store:ident, $add:ident, $sub:ident, $mul:ident, $div:ident, $mul_add:ident,
         $min:ident, $max:ident, $cast:ident, $widen:ident, $shift_left:ident, $to_int:ident, $add_int:ident,
         $splat_int:ident
@@ -55,6 +55,17 @@ macro_rules! implement_simd {
             type Vector = $vector;
             const LANES: usize = $lanes;
             const MR: usize = $mr;
+
+            #[inline(always)]
+            fn apart<K: Kernel>(self, kernel: K) -> K::Output {
+                #[target_feature(enable = $features)]
+                #[inline(never)]
+                fn apart<K: Kernel>(token: $token, kernel: K) -> K::Output {
+                    kernel.run(token)
+                }
+                // SAFETY: `self` proves the instruction set.
+                unsafe { apart(self, kernel) }
+            }
 
             #[inline(always)]
             fn splat(self, value: f32) -> $vector {
@@ -136,14 +147,14 @@ macro_rules! implement_simd {
 }
 
 implement_simd!(
-    Avx2: [__m256; 8], MR = 6, half = __m128i via _mm_loadu_si128,
+    Avx2: "avx2,fma", [__m256; 8], MR = 6, half = __m128i via _mm_loadu_si128,
     _mm256_set1_ps, _mm256_loadu_ps, _mm256_storeu_ps, _mm256_add_ps, _mm256_sub_ps, _mm256_mul_ps, _mm256_div_ps,
     _mm256_fmadd_ps, _mm256_min_ps, _mm256_max_ps, _mm256_castsi256_ps, _mm256_cvtepu16_epi32, _mm256_slli_epi32,
     _mm256_cvtps_epi32, _mm256_add_epi32, _mm256_set1_epi32
 );
 
 implement_simd!(
-    Avx512: [__m512; 16], MR = 14, half = __m256i via _mm256_loadu_si256,
+    Avx512: "avx512f", [__m512; 16], MR = 14, half = __m256i via _mm256_loadu_si256,
     _mm512_set1_ps, _mm512_loadu_ps, _mm512_storeu_ps, _mm512_add_ps, _mm512_sub_ps, _mm512_mul_ps, _mm512_div_ps,
     _mm512_fmadd_ps, _mm512_min_ps, _mm512_max_ps, _mm512_castsi512_ps, _mm512_cvtepu16_epi32, _mm512_slli_epi32,
     _mm512_cvtps_epi32, _mm512_add_epi32, _mm512_set1_epi32
