@@ -4,7 +4,7 @@
 //! a prefix's panels serve all its blocks, and those of later batches where they are kept. A piece of work has the query
 //! heads of one key head (GQA) for some consecutive queries, so that what it reads of the keys and values serves all of
 //! them: it goes through blocks of [`KC`] keys, counted from the start of the prefix and of the sequence, with an online
-//! softmax (Milakov and Gimelshein, Online normalizer calculation for softmax, 2018; Dao et al., FlashAttention, 2022):
+//! softmax (Milakov and Gimelshein, Online normalizer calculation for softmax, 2018; Dao et al., `FlashAttention`, 2022):
 //! scores, their exponentials relative to the largest so far, and the sum of the values with these weights, which is
 //! scaled where a later block has a larger score. A tile's own keys come last, query by query up to the query itself.
 //!
@@ -16,7 +16,7 @@ use std::ops::Range;
 
 use crate::checks::Shape;
 use crate::cpu::gemm::{KC, MAX_MR, NR_VECTORS, PanelColumns, TileRows, multiply, tile_rows};
-use crate::cpu::lease::Lease;
+use crate::cpu::lease::{Carver, Lease};
 use crate::cpu::math;
 use crate::cpu::pool::Pool;
 use crate::cpu::shared::SharedMatrix;
@@ -409,21 +409,17 @@ struct PieceMemory<'m> {
 }
 
 impl<'m> PieceMemory<'m> {
-    fn carve(sizes: Sizes, mut rest: &'m mut [f32]) -> Self {
-        let mut carve = |len: usize| {
-            let (carved, after) = std::mem::take(&mut rest).split_at_mut(len);
-            rest = after;
-            carved
-        };
+    fn carve(sizes: Sizes, values: &'m mut [f32]) -> Self {
+        let mut carver = Carver::new(values);
         let tiles = sizes.tiles();
         PieceMemory {
-            queries: carve(tiles * sizes.query()),
-            scores: carve(tiles * sizes.scores()),
-            weights: carve(tiles * sizes.weights()),
-            sums: carve(tiles * sizes.sums()),
-            largest: carve(tiles * sizes.full_rows),
-            totals: carve(tiles * sizes.full_rows),
-            rotated: carve(sizes.shape.head_dim),
+            queries: carver.take(tiles * sizes.query()),
+            scores: carver.take(tiles * sizes.scores()),
+            weights: carver.take(tiles * sizes.weights()),
+            sums: carver.take(tiles * sizes.sums()),
+            largest: carver.take(tiles * sizes.full_rows),
+            totals: carver.take(tiles * sizes.full_rows),
+            rotated: carver.take(sizes.shape.head_dim),
         }
     }
 }

@@ -21,7 +21,7 @@ use std::ops::Range;
 
 use crate::checks::Shape;
 use crate::cpu::gemm::{NR_VECTORS, PanelColumns, TileRows, multiply, padded, tile_rows};
-use crate::cpu::lease::Lease;
+use crate::cpu::lease::{Carver, Lease};
 use crate::cpu::math;
 use crate::cpu::pool::Pool;
 use crate::cpu::shared::SharedMatrix;
@@ -184,7 +184,7 @@ impl GatedDelta<'_> {
         let heads = self.shape.key_heads;
         let out = SharedMatrix::new(out);
         pool.for_each(trees.len() * heads, |item| {
-            isa.run(KeyHead { operands: self, scratch, tree: &trees[item / heads], key_head: item % heads, out: &out });
+            isa.run(KeyHead { operands: self, scratch, tree: &trees[item / heads], head: item % heads, out: &out });
         });
     }
 
@@ -277,7 +277,7 @@ struct KeyHead<'a> {
     operands: &'a GatedDelta<'a>,
     scratch: &'a GatedDeltaScratch,
     tree: &'a Tree<'a>,
-    key_head: usize,
+    head: usize,
     out: &'a SharedMatrix<'a>,
 }
 
@@ -289,11 +289,11 @@ impl Kernel for KeyHead<'_> {
         let sizes = Sizes::of(self.operands.shape, NR_VECTORS * S::LANES, S::MR);
         let state = sizes.state();
         let mut lease = Lease::of(sizes.piece());
-        let mut rest = lease.values_mut();
-        let prefix = carve(&mut rest, sizes.group() * state);
-        let block = carve(&mut rest, sizes.group() * state);
-        let mut memory = ChunkMemory::carve(sizes, &mut rest);
-        let value_heads = self.key_head * sizes.group()..(self.key_head + 1) * sizes.group();
+        let mut carver = Carver::new(lease.values_mut());
+        let prefix = carver.take(sizes.group() * state);
+        let block = carver.take(sizes.group() * state);
+        let mut memory = ChunkMemory::carve(sizes, &mut carver);
+        let value_heads = self.head * sizes.group()..(self.head + 1) * sizes.group();
         match &self.tree.root {
             Root::Kept(kept) => {
                 for (prefix, head) in prefix.chunks_exact_mut(state).zip(value_heads) {
@@ -319,13 +319,6 @@ impl Kernel for KeyHead<'_> {
     }
 }
 
-/// The first `len` values of what is left.
-fn carve<'m>(rest: &mut &'m mut [f32], len: usize) -> &'m mut [f32] {
-    let (carved, after) = std::mem::take(rest).split_at_mut(len);
-    *rest = after;
-    carved
-}
-
 /// What a chunk is computed in; see [`Sizes`] for the layouts. k is normalised here, and q normalised and scaled.
 struct ChunkMemory<'m> {
     sizes: Sizes,
@@ -348,20 +341,20 @@ struct ChunkMemory<'m> {
 }
 
 impl<'m> ChunkMemory<'m> {
-    fn carve(sizes: Sizes, rest: &mut &'m mut [f32]) -> Self {
+    fn carve(sizes: Sizes, carver: &mut Carver<'m>) -> Self {
         ChunkMemory {
             sizes,
-            q_rows: carve(rest, sizes.rows()),
-            k_rows: carve(rest, sizes.rows()),
-            k_columns: carve(rest, sizes.columns()),
-            k_transposed: carve(rest, sizes.transposed()),
-            kk: carve(rest, sizes.products()),
-            qk: carve(rest, sizes.products()),
-            into_update: carve(rest, sizes.coefficients()),
-            into_output: carve(rest, sizes.coefficients()),
-            updates: carve(rest, sizes.values()),
-            decayed: carve(rest, sizes.values()),
-            outputs: carve(rest, sizes.values()),
+            q_rows: carver.take(sizes.rows()),
+            k_rows: carver.take(sizes.rows()),
+            k_columns: carver.take(sizes.columns()),
+            k_transposed: carver.take(sizes.transposed()),
+            kk: carver.take(sizes.products()),
+            qk: carver.take(sizes.products()),
+            into_update: carver.take(sizes.coefficients()),
+            into_output: carver.take(sizes.coefficients()),
+            updates: carver.take(sizes.values()),
+            decayed: carver.take(sizes.values()),
+            outputs: carver.take(sizes.values()),
         }
     }
 }
@@ -416,7 +409,7 @@ impl KeyHead<'_> {
             self.pack(memory, rows.clone());
             token_products(simd, memory, rows.len());
             for (index, state) in states.chunks_exact_mut(sizes.state()).enumerate() {
-                let head = self.key_head * sizes.group() + index;
+                let head = self.head * sizes.group() + index;
                 let decays = self.decays(simd, head, rows.clone());
                 coefficients(simd, memory, &decays, rows.len());
                 self.start_updates(simd, memory, &decays, head, rows.clone(), state);
@@ -445,8 +438,8 @@ impl KeyHead<'_> {
             }
             for index in 0..tile.rows {
                 let token = tile.first + index;
-                let (q, k) = self.operands.query_and_key(rows.start + token, self.key_head);
-                let scales = self.scratch.scales[(rows.start + token) * shape.key_heads + self.key_head];
+                let (q, k) = self.operands.query_and_key(rows.start + token, self.head);
+                let scales = self.scratch.scales[(rows.start + token) * shape.key_heads + self.head];
                 let k_column = &mut memory.k_columns[token / width * width * key_dim + token % width..];
                 let tile_values = q_tile[index..].iter_mut().zip(&mut k_tile[index..]).step_by(tile.height);
                 let columns = k_column.iter_mut().step_by(width);

@@ -51,6 +51,22 @@ impl Drop for Lease {
     }
 }
 
+/// Hands out leased memory from its start on.
+pub(crate) struct Carver<'m>(&'m mut [f32]);
+
+impl<'m> Carver<'m> {
+    pub(crate) fn new(values: &'m mut [f32]) -> Self {
+        Carver(values)
+    }
+
+    /// The next `len` values.
+    pub(crate) fn take(&mut self, len: usize) -> &'m mut [f32] {
+        let (taken, rest) = std::mem::take(&mut self.0).split_at_mut(len);
+        self.0 = rest;
+        taken
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -16,8 +16,8 @@ use super::fit::{Demand, Shortage, Wanted, check_room};
 use crate::executor::{Batching, Face, Factory, LoadProgress, Loaded, Replay};
 use crate::family::vela::Vela;
 use crate::member::{Anchor, Digest, MemberError, MemberFiles, Progress, Trust};
-use crate::model::Model;
 use crate::model::memory::Hardware;
+use crate::model::{Model, cpu_device};
 use crate::replay::Recordings;
 use crate::wire::request::Limits;
 
@@ -171,7 +171,9 @@ fn fingerprint(member: &config::Member, seating: Seating) -> String {
 fn cores<'a>(member: &config::Member, placement: &'a config::Placement) -> Result<&'a Cores, SeatError> {
     match placement {
         config::Placement::Cpu(cores) => Ok(cores),
-        _ => Err(SeatError::Unserved { member: member.name.clone(), placement: placement.clone() }),
+        config::Placement::Cuda(_) => {
+            Err(SeatError::Unserved { member: member.name.clone(), placement: placement.clone() })
+        }
     }
 }
 
