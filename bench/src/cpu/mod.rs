@@ -122,7 +122,7 @@ impl Cpu {
         if let Some((name, body)) = bodies.last() {
             let mut request: Value = serde_json::from_slice(body).with_context(|| name.clone())?;
             let state = request["state"].as_str().with_context(|| format!("{name}: the state is not a text"))?;
-            request["state"] = Value::from(vec![state; LONGER].join("\n"));
+            request["state"] = Value::from([state; LONGER].join("\n"));
             bodies.push((format!("{name} × {LONGER}"), request.to_string().into_bytes()));
         }
         Ok(bodies)

@@ -74,7 +74,7 @@ fn lengths(bench: &Bench, body: &[u8]) -> Result<Vec<Value>> {
     let rendered = render(bench, body)?;
     let positions = |readout: &Readout| match readout {
         Readout::Candidates { options, .. } => options.len() + 1,
-        Readout::Spans { words, labels, .. } => words.len() + labels.iter().map(|label| label.len()).sum::<usize>(),
+        Readout::Spans { words, labels, .. } => words.len() + labels.iter().map(ExactSizeIterator::len).sum::<usize>(),
     };
     let trees = rendered.plan.trees.iter().map(|tree| {
         let blocks =
